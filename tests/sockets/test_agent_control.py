@@ -17,9 +17,11 @@ from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
 from xpyd_sidecar.agent import app as app_module
 from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
+from xpyd_sidecar.agent import remote as remote_module
 from xpyd_sidecar.agent.app import Agent
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment, duty, keys, signing
+from xpyd_sidecar.contract import adapters, assignment, duty, keys, signing
+from xpyd_sidecar.contract.adapters import Adapter, AdapterReport, AdapterState
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import HostPort, Role, State
@@ -414,3 +416,88 @@ async def test_an_address_that_is_taken_ends_the_agent_with_its_field(tmp_path: 
         agent = Agent(config_of(tmp_path, listen=address), KEY)
         with pytest.raises(ConfigError, match=r"at `\$.agent.listen`"):
             await agent.run(asyncio.Event())
+
+
+SQL = adapters.order_of((Adapter("sql", "/adapters/sql"),))
+
+
+async def test_an_order_of_adapters_is_kept_and_beats_tell_how_far_it_is(running: Running) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(running.run_dir / AGENT_SOCKET))) as session:
+        async with session.post("http://agent/adapters", data=b'{"adapters": [{"name": "sql"}]}') as answer:
+            assert (answer.status, "source" in (await answer.json())["error"]) == (400, True)
+        async with session.post("http://agent/adapters", data=adapters.encode(SQL)) as answer:
+            assert (answer.status, await answer.json()) == (202, {"order": SQL.digest})
+    assert adapters.read_order(running.run_dir) == SQL
+    await running.router.wait_beat(lambda beat: beat.adapters == AdapterReport(SQL.digest, waiting=1))
+    adapters.write_state(running.run_dir, AdapterState(SQL.digest, ("sql",), slots=4))
+    beat = await running.router.wait_beat(lambda beat: beat.adapters == AdapterReport(SQL.digest, slots=4))
+    assert beat.also == ("sql",)
+
+
+async def test_an_agent_that_begins_anew_knows_the_order_of_before(tmp_path: Path) -> None:
+    adapters.write_order(tmp_path, SQL)
+    adapters.write_state(tmp_path, AdapterState("of before", ("law",)))
+    async with FakeEngine(tmp_path) as engine:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path)
+        try:
+            beat = await router.wait_beat(lambda beat: beat.state is State.READY)
+            assert (beat.adapters, beat.also) == (AdapterReport(SQL.digest, waiting=1), ("law",))
+        finally:
+            await running.end()
+            await router.close()
+
+
+async def test_over_the_network_an_order_needs_a_signed_call_and_may_be_large(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
+    large = adapters.order_of(tuple(Adapter(f"adapter-{index}", "/" + "x" * 400) for index in range(adapters.MOST)))
+    body, url = adapters.encode(large), f"http://{address}{adapters.PATH}"
+    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path, listen=address)
+        try:
+            await router.wait_beat(lambda beat: beat.state is State.READY)
+            for headers in ({}, signed(body), signed(body, path=adapters.PATH, key=ServiceKey(bytes(32)))):
+                async with session.post(url, data=body, headers=headers) as answer:
+                    assert answer.status == 401
+            assert adapters.read_order(tmp_path) is None
+            async with session.post(url, data=body, headers=signed(body, path=adapters.PATH)) as answer:
+                assert answer.status == 202
+            assert adapters.read_order(tmp_path) == large
+            too_much = b"x" * (adapters.MOST_BYTES + 1)
+            async with session.post(url, data=too_much, headers=signed(too_much, path=adapters.PATH)) as answer:
+                assert answer.status == 413
+        finally:
+            await running.end()
+            await router.close()
+
+
+async def test_bodies_that_do_not_come_keep_no_order_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "LARGE_S", 0.5)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
+    body = adapters.encode(SQL)
+    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path, listen=address)
+        try:
+            await router.wait_beat(lambda beat: beat.state is State.READY)
+            halves = []
+            for _ in range(2 * remote_module.LARGE):
+                halves.append((await asyncio.open_connection(*address.rsplit(":", 1)))[1])
+                head = f"POST {adapters.PATH} HTTP/1.1\r\nHost: x\r\n{signing.HEADER}: v1\r\nContent-Length: 100000\r\n\r\n"
+                halves[-1].write(head.encode())
+            async with session.post(f"http://{address}{adapters.PATH}", data=body,
+                                    headers=signed(body, path=adapters.PATH)) as answer:
+                assert answer.status == 202
+            for half in halves:
+                half.close()
+        finally:
+            await running.end()
+            await router.close()

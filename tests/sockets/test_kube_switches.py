@@ -11,7 +11,7 @@ from aiohttp import web
 from kube_documents import document, pod
 from memory_api import MemoryApi
 
-from xpyd_operator.kube import switches as module
+from xpyd_operator.kube import calls
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.facts import Facts, facts
@@ -75,7 +75,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        monkeypatch.setattr(module, "AGENT_PORT", runner.addresses[0][1])
+        monkeypatch.setattr(calls, "AGENT_PORT", runner.addresses[0][1])
         yield made
         await runner.cleanup()
 
@@ -123,7 +123,7 @@ async def test_an_operator_that_begins_in_the_middle_goes_on(world: World) -> No
 async def test_an_agent_that_cannot_be_told_is_no_failure_and_said_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "AGENT_PORT", 1)
+    monkeypatch.setattr(calls, "AGENT_PORT", 1)
     switches = world.switches()
     await switches.assign(TO_PREFILL, key_of, 1000.0)
     for _ in range(3):

@@ -17,6 +17,8 @@ _TEXT = {
     "part": ["0%", "25%", "100%"],
     "quantity": ["2", "500m", "16Gi", "1e3", "0.5"],
     "source": ["Qwen/Qwen3-8B", "gpt2", "/models/x", "pvc://claim/a/b", "../weights", "./w"],
+    "adapter": ["sql", "team/legal", "Qwen/Qwen3-8B", "a"],
+    "adapterSource": ["/adapters/sql", "org/sql-lora", "./sql"],
     "name": ["a", "hub-cache", "x.y"],
     "service": ["a", "qwen-3"],
     "key": ["token", "a.b_C"],

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from beats import SERVICE, beat
 
+from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.api.prompt import PromptPrefix
@@ -48,6 +49,38 @@ def test_decode_instances_with_a_possible_partner_come_first() -> None:
     pick = picker({"pa": {"fingerprint": A}}, {"da": {"fingerprint": A}, "db": {"fingerprint": B}})
     assert {both(pick.asked(RAW).pair(alone=False)) for _ in range(4)} == {("pa", "da")}
     assert {both(pick.asked(RAW).pair(alone=True)) for _ in range(4)} == {(None, "da"), (None, "db")}
+
+
+def test_an_adapter_goes_to_those_who_have_it() -> None:
+    fluent = {"also": ("fluent",)}
+    pick = picker({"p0": {}, "p1": fluent}, {"d0": fluent, "d1": {}, "d2": fluent})
+    assert {both(pick.asked(RAW, name="fluent").pair(alone=False)) for _ in range(8)} == {("p1", "d0"), ("p1", "d2")}
+    assert {both(pick.asked(RAW, name="tiny").pair(alone=False))[1] for _ in range(8)} == {"d0", "d1", "d2"}
+    pair = pick.asked(RAW, name="fluent").pair(alone=False, not_decode={InstanceName("d0")})
+    assert both(pair) == ("p1", "d2")
+    assert pair is not None
+    assert pick.asked(RAW, name="fluent").prefill_for(pair.decode, {InstanceName("p1")}) is None
+    assert pick.asked(RAW, name="fluent").pair(alone=False, not_decode={InstanceName("d0"), InstanceName("d2")}) is None
+
+
+def test_an_adapter_that_comes_later_is_found_at_once() -> None:
+    roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
+    pick = Picker(roster, policies.make("round_robin", {}, float))
+    roster.on_message(0.0, beat("d0", also=("fluent",)))
+    roster.on_message(0.0, beat("d1"))
+    assert {both(pick.asked(RAW, name="fluent").pair(alone=True))[1] for _ in range(4)} == {"d0"}
+    roster.on_message(1.0, beat("d1", seq=2, also=("fluent",)))
+    assert {both(pick.asked(RAW, name="fluent").pair(alone=True))[1] for _ in range(4)} == {"d0", "d1"}
+    roster.on_message(2.0, beat("d0", seq=2))
+    assert {both(pick.asked(RAW, name="fluent").pair(alone=True))[1] for _ in range(4)} == {"d1"}
+
+
+def test_requests_for_an_adapter_stay_with_who_has_it_in_a_place() -> None:
+    told = {"also": ("fluent", "terse"), "adapters": AdapterReport(slots=1)}
+    pick = picker({"p0": told, "p1": told}, {"d0": told, "d1": told})
+    pairs = {name: {both(pick.asked(RAW, name=name).pair(alone=False)) for _ in range(8)} for name in ("fluent", "terse")}
+    assert [len(found) for found in pairs.values()] == [1, 1], "the policy is a round robin"
+    assert not pairs["fluent"] & pairs["terse"]
 
 
 def test_without_any_partner_decode_is_picked_alone() -> None:

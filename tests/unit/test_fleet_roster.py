@@ -196,22 +196,36 @@ def test_the_fleet_shows_what_is_known() -> None:
                                                                                                    True)
     roster.members()[0].in_flight -= 1
     assert roster.fleet(3.5)[0].in_flight == 0
-    assert roster.models() == ["m"]
+    assert roster.names().listed == ("m",)
 
 
-def test_an_adapter_is_known_while_all_that_take_legs_serve_it() -> None:
+def test_an_adapter_is_known_while_a_pair_has_it() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", also=("fluent", "terse")))
-    assert roster.models() == ["tiny", "fluent", "terse"]
+    assert roster.names().listed == ("tiny", "fluent", "terse"), "there is no prefill, so decode alone serves it"
     roster.on_message(0.0, beat("p0", Role.PREFILL, also=("fluent",)))
-    assert roster.models() == ["tiny", "fluent"]
+    assert roster.names().listed == ("tiny", "fluent")
     roster.on_message(1.0, beat("d1", state=State.STARTING))
-    assert roster.models() == ["tiny", "fluent"], "it takes no legs yet"
+    assert roster.names().listed == ("tiny", "fluent"), "it takes no legs yet"
+    assert not roster.names().partly("fluent")
+    roster.on_message(1.0, beat("d2"))
+    assert roster.names().partly("fluent"), "a pair has it, and d2 does not"
+    assert not roster.names().partly("tiny")
+    assert not roster.names().partly("terse"), "nobody can be paired for it"
+
+
+def test_adapters_of_engines_that_cannot_pair_are_not_known() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", also=("fluent",)))
+    roster.on_message(0.0, beat("p0", Role.PREFILL, also=("fluent",), fingerprint=Fingerprint("another")))
+    assert roster.names().listed == ("tiny",)
+
+
+def test_while_nobody_takes_legs_all_are_asked_for_names() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", also=("fluent",)))
     roster.on_refused(2.0, D0, I0, "gone")
-    roster.on_refused(2.0, InstanceName("p0"), Incarnation("i-p0"), "gone")
-    assert roster.models() == ["tiny"], "nobody takes legs, and one of them does not have it"
-    roster.on_message(3.0, beat("d1", also=("terse",)))
-    assert roster.models() == ["tiny", "terse"]
+    assert roster.names().listed == ("tiny", "fluent")
 
 
 def test_what_decode_engines_add_to_requests_is_the_same_object_until_it_changes() -> None:

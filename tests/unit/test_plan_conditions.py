@@ -16,6 +16,8 @@ from xpyd_operator.plan.conditions import LONGEST, bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.round import think
+from xpyd_sidecar.contract import adapters
+from xpyd_sidecar.contract.adapters import Adapter, AdapterProblem, AdapterReport
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.intake import Disaggregation
 
@@ -205,6 +207,29 @@ def test_a_thousand_instances_take_milliseconds() -> None:
         took.append(time.process_time() - began)
     print(f"a round over 1,000 instances: {min(took) * 1000:.1f} ms")
     assert min(took) < 0.2
+
+
+def with_adapters(instance: Instance, order: str, waiting: int = 0, *problems: AdapterProblem) -> Instance:
+    return msgspec.structs.replace(instance, adapters=AdapterReport(order, waiting, problems))
+
+
+def test_adapters_are_loaded_once_all_that_serve_have_them() -> None:
+    order = adapters.order_of((Adapter("sql", "/sql"), Adapter("law", "/law")))
+    desired = msgspec.structs.replace(wish(1, 1), adapters=order)
+
+    def says(*instances: Instance, **more: Any) -> tuple[str, str, str]:
+        found = said(desired, seen(*instances, **more))["AdaptersLoaded"]
+        return found.status, found.reason, found.message
+
+    have = [with_adapters(each, order.digest) for each in (P, D)]
+    assert says(*have) == ("True", "Loaded", "2 adapters on 2 instances")
+    assert says(have[0], D)[:2] == ("False", "Loading"), "it was not told yet"
+    assert says(have[0], with_adapters(D, "of before"))[:2] == ("False", "Loading")
+    assert says(have[0], with_adapters(D, order.digest, 1))[:2] == ("False", "Loading")
+    failed = [with_adapters(each, order.digest, 1, AdapterProblem("law", "there is no folder /law")) for each in (P, D)]
+    assert says(*failed) == ("False", "NotLoaded", f"law on {P.name}, {D.name}: there is no folder /law")
+    assert says()[:2] == ("Unknown", "NoInstance")
+    assert "AdaptersLoaded" not in said(wish(1, 1), seen(*have)), "of a service that has none"
 
 
 def test_disaggregating_says_what_a_router_judges() -> None:

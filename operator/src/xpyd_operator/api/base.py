@@ -123,6 +123,8 @@ RIGHT: Final = {
     "quantity": "write a Kubernetes quantity, e.g. 2, 500m or 16Gi",
     "duration": "write a number and a unit (ms, s, m, h), e.g. 30s or 1h30m",
     "source": f"write {source.FORMS}",
+    "adapter": "write letters, digits and -_.:/, beginning with a letter or digit",
+    "adapterSource": f"write {source.ADAPTER_FORMS}",
     "name": "a name in Kubernetes: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
     "service": "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
     "key": "letters, digits, '-', '_' and '.'",

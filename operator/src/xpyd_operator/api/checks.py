@@ -7,6 +7,7 @@ from typing import Any
 
 from xpyd_operator.api import (
     outside,
+    rules_adapters,
     rules_devices,
     rules_gateway,
     rules_instances,
@@ -23,7 +24,7 @@ from xpyd_sidecar.contract.ids import Role
 
 RULES: tuple[Rule, ...] = (
     *rules_instances.RULES, *rules_devices.RULES, *rules_service.RULES, *rules_zero.RULES, *rules_kv.RULES,
-    *rules_policies.RULES, *rules_gateway.RULES, *outside.RULES,
+    *rules_policies.RULES, *rules_gateway.RULES, *rules_adapters.RULES, *outside.RULES,
 )
 _ROLES = {f"spec.{role.value}": role for role in Role}
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from xpyd_operator.api import templates
+from xpyd_operator.api.adapters import Adapter
 from xpyd_operator.api.base import Part, Preserved
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.model import Engine, Model
@@ -17,6 +18,7 @@ from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.router import Router
 from xpyd_operator.api.source import Hub
 from xpyd_operator.api.status import ServiceStatus
+from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.contract.ids import NAME_MAX, Role
 
 SERVICE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -66,6 +68,12 @@ class ServiceSpec(Part, frozen=True):
     """What is served."""
     engine: Engine = Engine()
     """vLLM itself, the same for both roles."""
+    adapters: Annotated[tuple[Adapter, ...], Meta(extra={"max_items": adapters.MOST, "merge_key": "name"})] = ()
+    """LoRA adapters that are served beside the model, each under a name of its own. They are loaded and unloaded while
+    engines run. The first one has engines replaced, since they need `--enable-lora`: write that in `engine.args` from
+    the beginning where adapters come later. `--max-loras` and `--max-lora-rank` are vLLM's own options. Set it to serve
+    several variants of one model.
+    """
     prefill: RoleSpec = RoleSpec()
     """Instances that read prompts."""
     decode: RoleSpec = RoleSpec()

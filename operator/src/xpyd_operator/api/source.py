@@ -77,6 +77,12 @@ SOURCE_PATTERN = (
     rf"|{_IMAGE_PATTERN}|{_BUCKET_PATTERN})$"
 )
 """The same in one expression, for the schema."""
+ADAPTER_FORMS = (
+    "a folder as the engines see it (/adapters/sql), a hub id (org/sql-lora), or, with `xpyd up`, a path beside this "
+    "document that begins with ./ or ../"
+)
+ADAPTER_PATTERN = r"^([A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*|/.*|[.][.]?/.*)$"
+"""Where an adapter may come from. Volumes and images of its own would be another pod for each change."""
 
 
 def parse(text: str) -> Source:

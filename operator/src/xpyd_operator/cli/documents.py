@@ -97,8 +97,12 @@ def located(name: str, document: Document, fault: Fault) -> Fault:
 
 
 def _absolute(service: DisaggService, folder: Path) -> DisaggService:
-    origin = service.spec.model.origin
-    if not isinstance(origin, Beside):
-        return service
-    model = msgspec.structs.replace(service.spec.model, source=str((folder / origin.path).resolve()))
-    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, model=model))
+    spec, origin = service.spec, service.spec.model.origin
+    adapters = tuple(
+        msgspec.structs.replace(each, source=str((folder / each.source).resolve())) if each.source.startswith(".") else each
+        for each in spec.adapters
+    )
+    model = spec.model
+    if isinstance(origin, Beside):
+        model = msgspec.structs.replace(model, source=str((folder / origin.path).resolve()))
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, model=model, adapters=adapters))

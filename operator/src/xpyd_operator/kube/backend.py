@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from xpyd_operator.errors import ServiceGone, XpydError
+from xpyd_operator.kube.adapters import AdapterOrders
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.blueprint import KubeBlueprint
@@ -75,6 +76,8 @@ class KubeBackend:
         self._presence = Presence(shared.cache, shared.settings, keys=self._keys, choice=self._choice, groups=self._groups,
                                   pods=self._pods)
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
+        self._adapters = AdapterOrders(shared.session, f"{entry.namespace}/{entry.name}",
+                                       timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._several = False  # there are instances of several pods
         self._before = False  # there are pods of a service of this name that was deleted
@@ -171,7 +174,7 @@ class KubeBackend:
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
         waits = self._shared.clock() < max(self._waits_until, self._place_after)
-        return self._fleets.hurried or self._switching or waits or self._named != self._taken
+        return self._fleets.hurried or self._switching or self._adapters.waits or waits or self._named != self._taken
 
     @property
     def _taken(self) -> list[str]:
@@ -235,13 +238,19 @@ class KubeBackend:
         async def switches() -> None:
             await self._switches.tend(self._told.fleet, self._key_of)
 
+        async def adapters() -> None:
+            pods = [pod.derived(facts) for pod in self._cache.of_service("Pod", self.namespace, self.name)]
+            engines = [each for each in pods if each.owner == self.uid and each.usable and each.member is None
+                       and each.component == labels.ENGINE]
+            await self._adapters.distribute(desired.adapters, engines, self._told.fleet, self._key_of, now)
+
         async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             failures = self.last.failures[:1] if self.last else ()
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
                                      held_up=" ".join(each.message for each in self.holds.waiting))
 
-        await in_turn((ends, key, children, gateway, groups, whole, switches, planner), lambda error: (
+        await in_turn((ends, key, children, gateway, groups, whole, switches, adapters, planner), lambda error: (
             isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))
 
     async def apply(self, action: Action) -> None:

@@ -31,6 +31,7 @@ from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.render.compare import differs
+from xpyd_operator.render.engine import adapter_order
 from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import INSTANCE_OF, router_name
@@ -164,6 +165,7 @@ class KubeBlueprint:
             held=found.held,
             limited=found.limited,
             decode_first=spec.to_zero and spec.router.on_no_prefill == "decode",
+            adapters=adapter_order(service),
             suspended_since=self._suspended_since,
         )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import aiohttp
 
 from xpyd_operator.kube.facts import Facts
+from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -67,6 +68,24 @@ async def ask_router(session: aiohttp.ClientSession, pod: Facts, key: ServiceKey
             continue
         return RouterAnswer(said, shown[signing.HEADER], got.headers.get(signing.HEADER, ""))
     return None
+
+
+async def tell_agent(session: aiohttp.ClientSession, pod: Facts, key: ServiceKey | None, said: tuple[str, bytes],
+                     timeout_s: float) -> str:
+    """Make one signed POST to the agent of a pod; empty where the agent took it, else why not, in words. ``said``: path and
+    body.
+    """
+    path, body = said
+    if key is None:
+        return "its key is not known"
+    url = f"http://{join_host_port(pod.ip, AGENT_PORT)}{path}"
+    asked = session.post(url, data=body, headers=to_agent(key, pod, path, body),
+                         timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False)
+    try:
+        async with asked as answer:
+            return "" if answer.status < 300 else f"status {answer.status}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return str(error) or type(error).__name__
 
 
 def to_router(key: ServiceKey, pod: Facts, method: str, path: str, body: bytes = b"") -> dict[str, str]:

@@ -158,6 +158,7 @@ def _instance(
         fingerprint=heard.fingerprint if heard is not None else Fingerprint(""),
         refuses=tuple((one.instance, one.reason) for one in heard.refused) if heard is not None else (),
         links=heard.links if heard is not None else (),
+        adapters=heard.adapters if heard is not None else None,
         ejected=words_of_ejection(heard) if heard is not None else "",
         roster=fact.roster,
         router=fact.router,

@@ -26,12 +26,9 @@ from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.pods import leader_of
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
-from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import join_host_port
-from xpyd_sidecar.contract.keys import ServiceKey
 
 logger = logging.getLogger(__name__)
 PUSHES = 16
@@ -103,32 +100,16 @@ class Switches:
         turns = asyncio.Semaphore(PUSHES)
 
         async def tell(pod: Facts) -> None:
+            if pod.told is None:
+                return
             async with turns:
-                why = await self._tell(pod, key_of(pod))
+                body = assignment.encode(pod.told).encode()
+                why = await calls.tell_agent(self._session, pod, key_of(pod), (assignment.PATH, body), self._timeout_s)
             if why and self._complained.get(pod.uid) != why:
                 logger.warning("pod %s/%s was not told its role: %s; its volume will", self._namespace, pod.name, why)
             self._complained[pod.uid] = why
 
         await asyncio.gather(*(tell(pod) for pod in pods if pod.usable))
-
-    async def _tell(self, pod: Facts, key: ServiceKey | None) -> str:
-        """Empty where the agent took it, else why not."""
-        if pod.told is None:
-            return ""
-        if key is None:
-            return "its key is not known"
-        url = f"http://{join_host_port(pod.ip, AGENT_PORT)}{assignment.PATH}"
-        body = assignment.encode(pod.told).encode()
-        headers = calls.to_agent(key, pod, assignment.PATH, body)
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        asked = self._session.post(
-            url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-        )
-        try:
-            async with asked as answer:
-                return "" if answer.status == 200 else f"status {answer.status}"
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return str(error) or type(error).__name__
 
     def _mine(self) -> list[Entry]:
         found = self._cache.of_service("Pod", self._namespace, self._service)

@@ -8,7 +8,8 @@ import aiohttp
 import msgspec
 
 from xpyd_operator.errors import LocalError
-from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract import adapters, assignment
+from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
@@ -71,6 +72,15 @@ async def assign(run_dir: Path, told: Assignment) -> None:
         LocalError: no agent answers, or it knows of a later one.
     """
     await _tell(run_dir, assignment.PATH, assignment.encode(told).encode())
+
+
+async def order_adapters(run_dir: Path, order: AdapterOrder) -> None:
+    """Tell an agent which adapters its engine is to have.
+
+    Raises:
+        LocalError: no agent answers, or it cannot keep the order.
+    """
+    await _tell(run_dir, adapters.PATH, adapters.encode(order))
 
 
 async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:

@@ -43,6 +43,7 @@ from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_operator.plan.round import Round
+from xpyd_sidecar.contract.adapters import follows
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import InstanceName
 
@@ -179,7 +180,8 @@ class LocalBackend:
     """One action at a time: they share the host's devices and ports."""
 
     async def prepare(self, round_: Round) -> None:
-        """Tell the agents that do not know their role yet, or whose router does not, once more.
+        """Tell the agents that do not know their role yet, or whose router does not, once more; and those that follow
+        another order of adapters.
 
         Raises:
             LocalError: one does not answer.
@@ -190,6 +192,11 @@ class LocalBackend:
                 told = instance.told()
                 if told is not None:
                     await agents.assign(instance.run_dir, told)
+        order = round_.desired.adapters
+        for seen in round_.observed.instances:
+            heard = seen.adapters.order if seen.adapters is not None else ""
+            if seen.ready and not follows(heard, order) and seen.name not in self._tasks.working():
+                await agents.order_adapters(self.instance(seen.name).run_dir, order)
 
     async def apply(self, action: Action) -> None:
         """Begin one action; a drain is asked for at once.

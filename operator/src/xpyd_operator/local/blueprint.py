@@ -16,7 +16,7 @@ from xpyd_operator.local.store import InstanceRecord, MemberRecord, PlannedCount
 from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.counts import counts, target
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.render.engine import engine_revision
+from xpyd_operator.render.engine import adapter_order, engine_revision
 from xpyd_operator.render.process import (
     EngineBinding,
     ProcessPlace,
@@ -87,6 +87,7 @@ class LocalBlueprint:
             no_switch="" if no_switch == NEVER else no_switch,
             switch_window_s=spec.rollout.switch_window_s,
             held=found.held,
+            adapters=adapter_order(service),
             stopping=self.stop_request() is not None,
         )
 

@@ -163,7 +163,7 @@ def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, he
         return seen
     refuses = tuple((one.instance, one.reason) for one in heard.refused)
     told = {"cached": heard.cached, "fingerprint": heard.fingerprint, "refuses": refuses, "links": heard.links,
-            "ejected": words_of_ejection(heard)}
+            "adapters": heard.adapters, "ejected": words_of_ejection(heard)}
     return msgspec.structs.replace(seen, **told)
 
 

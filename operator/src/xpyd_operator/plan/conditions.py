@@ -9,6 +9,7 @@
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
     Suspended    only of a service that is suspended, in place of the two below and, once nothing runs, of Ready
     Disaggregating   decode receives the prompts that it was to receive (``disaggregating``)
+    AdaptersLoaded   of a service with adapters: every instance that serves has them (``adapters``)
 
 Ready of what does not serve has the reason of what is broken, if anything is. All are folds over what is not there
 (``absent``), with what came of the round added (``after``).
@@ -27,6 +28,7 @@ import msgspec
 from xpyd_operator.api.status import Condition, RolesStatus
 from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.actions import Plan
+from xpyd_operator.plan.adapters import adapters_loaded
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
 from xpyd_operator.plan.desired import Desired
@@ -49,7 +51,8 @@ Views = tuple[RoleView, RoleView]
 def conditions(
     desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
 ) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded, Compatible, Disaggregating; of a suspended service those of ``suspension``.
+    """Ready, Progressing, Degraded, Compatible, Disaggregating, with adapters AdaptersLoaded; of a suspended service those
+    of ``suspension``.
 
     ``after``: what a round could not do, and what it put off.
     """
@@ -60,13 +63,14 @@ def conditions(
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),
     )
-    held = _clash(views, observed)
+    held, order = _clash(views, observed), desired.adapters
     return (
         _ready(desired, observed, views, roles),
         _progressing(desired, observed, plan, held, after),
         _degraded(observed, held, after),
         _compatible(views, held),
         disaggregating(observed, prefill=desired.prefill.replicas > 0),
+        *([adapters_loaded(observed, order.digest, len(order.adapters))] if order.adapters else []),
     )
 
 

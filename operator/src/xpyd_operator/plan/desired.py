@@ -7,6 +7,7 @@ from typing import Any, Final, NewType
 
 import msgspec
 
+from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 Revision = NewType("Revision", str)
@@ -69,6 +70,8 @@ class Desired(msgspec.Struct, frozen=True):
     """A place of an instance of one role would do for one of the other (``stranded``)."""
     decode_first: bool = False
     """Where nobody of either role is there, decode is made first: it serves alone until prefill is there (``stranded``)."""
+    adapters: AdapterOrder = AdapterOrder()
+    """What agents are told of LoRA adapters."""
     suspended_since: float = 0.0
     """Since when nothing of it is to run, unix seconds, as far as this process has seen; 0: it is not suspended."""
     stopping: bool = False

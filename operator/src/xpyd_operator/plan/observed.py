@@ -9,6 +9,7 @@ import msgspec
 from xpyd_operator.plan.absent import QUEUED, Absence, Broken, Waiting
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import Revision
+from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role
 from xpyd_sidecar.contract.intake import Disaggregation
 
@@ -87,6 +88,8 @@ class Instance(msgspec.Struct, frozen=True):
     """Prefill instances whose KV it has found that it cannot take, and why."""
     ejected: str = ""
     """Not empty: routers do not pick it, since it fails or is silent while others are not, and why."""
+    adapters: AdapterReport | None = None
+    """How far it has followed the order of adapters; None: nothing is known of any."""
     links: tuple[str, ...] = ()
     """Words on links of it that are worse than they could be."""
     roster: bool = False

@@ -14,6 +14,8 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import offload
+from xpyd_sidecar.contract import adapters
+from xpyd_sidecar.contract.adapters import Adapter, AdapterOrder
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import ENV_DP_SYNC, ENV_QUEUE, KvOptions, kv_transfer_config
 
@@ -27,6 +29,8 @@ ON_LOAD_FAILURE: Final = "recompute"
 """Where KV cannot be loaded, decode computes the prompt itself: that is an answer, though a later one."""
 DP_SYNC: Final = "auto"
 """How data-parallel ranks agree on the next step: through shared memory where they share a host, else by RPC."""
+ADAPTER_MIDDLEWARE: Final = "xpyd_sidecar.engine.adapter_serving.AdapterMiddleware"
+ENABLE_ADAPTERS: Final = "--enable-lora"
 CPU_ENV = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -55,8 +59,29 @@ def engine_args(service: DisaggService, role: Role, model: str, shared: str = ""
     if life:
         config["engine_id"] = life
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]
+    if takes_adapters(service, role):
+        args += ["--middleware", ADAPTER_MIDDLEWARE]
+        args += [] if ENABLE_ADAPTERS in (*spec.engine.args, *spec.role(role).args) else [ENABLE_ADAPTERS]
     args += ["--disable-access-log-for-endpoints", PROBED]
     return (*args, *spec.engine.args, *spec.role(role).args)
+
+
+def takes_adapters(service: DisaggService, role: Role) -> bool:
+    """Whether a role's engines may have LoRA adapters: those of the document, or by vLLM's own options. Only then their
+    API server has a part of xpyd's in it.
+    """
+    spec = service.spec
+    return bool(spec.adapters) or ENABLE_ADAPTERS in (*spec.engine.args, *spec.role(role).args)
+
+
+def adapter_order(service: DisaggService) -> AdapterOrder:
+    """What agents are told of the document's adapters.
+
+    Raises:
+        ValueError: there are too many; ``api.rules_adapters`` refuses it first.
+    """
+    return adapters.order_of(tuple(
+        Adapter(each.name, each.source, each.revision or "") for each in service.spec.adapters))
 
 
 def shutdown_args(service: DisaggService) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import msgspec
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent.beat import (
     SILENT_BEATS,
+    AdaptersTold,
     BeatNow,
     DrainAsked,
     DrainEnded,
@@ -39,7 +40,8 @@ from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import RoleFiles
 from xpyd_sidecar.agent.rounds import Rounds
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment, duty, keys
+from xpyd_sidecar.contract import adapters, assignment, duty, keys
+from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.group import MemberAnswer
@@ -116,6 +118,7 @@ class Agent:
         try:
             # Before the first beat: one that says the role of before would be refused.
             self._look_at_role()
+            self._look_at_adapters()
             await self._control.start()
             self._tell_engine()
             if self._remote is not None:
@@ -236,6 +239,24 @@ class Agent:
         if told.epoch > machine.epoch:
             assignment.keep(self._run_dir, told)
             self._apply(RoleTold(told))
+
+    def order_adapters(self, order: AdapterOrder) -> None:
+        """Have the engine follow this order: kept first, then the API server reads it, then routers hear how far it is.
+
+        Raises:
+            OSError: it cannot be kept; nothing has changed.
+        """
+        adapters.write_order(self._run_dir, order)
+        self._apply(AdaptersTold(order))
+
+    def _look_at_adapters(self) -> None:
+        try:
+            order = adapters.read_order(self._run_dir)
+        except (OSError, ValueError) as error:
+            logger.warning("the order of adapters that was told before cannot be read: %s", error)
+            return
+        if order is not None:
+            self._apply(AdaptersTold(order))
 
     def _standing(self) -> tuple[Assignment, bool, bool]:
         """For the other members of the group."""

@@ -27,7 +27,8 @@ from typing import Literal
 
 import msgspec
 
-from xpyd_sidecar.contract import fingerprint, speculation
+from xpyd_sidecar.contract import adapters, fingerprint, speculation
+from xpyd_sidecar.contract.adapters import AdapterOrder, AdapterReport, AdapterState
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.demand import RouterDemand, newest_demands
@@ -60,6 +61,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
     model: str = ""
     max_model_len: int = 0
     also: tuple[str, ...] = ()
+    adapters: AdapterState | None = None
+    """What its API server tells of adapters; None: nothing."""
     doors: tuple[HostPort, ...] = ()
     """Servers of the ranks, by rank; empty: all are behind the agent's own engine's."""
     pairs: PairNotes = PairNotes(Incarnation(""))
@@ -113,13 +116,19 @@ class UndrainAsked(msgspec.Struct, frozen=True):
     """Event: the drain is taken back."""
 
 
+class AdaptersTold(msgspec.Struct, frozen=True):
+    """Event: the instance is to have these adapters."""
+
+    order: AdapterOrder
+
+
 class RoleTold(msgspec.Struct, frozen=True):
     """Event: the instance is to have this role. One of an epoch that is not higher changes nothing."""
 
     assignment: Assignment
 
 
-Event = ProbeDone | DrainAsked | UndrainAsked | RoleTold
+Event = ProbeDone | DrainAsked | UndrainAsked | RoleTold | AdaptersTold
 
 
 class BeatNow(msgspec.Struct, frozen=True):
@@ -164,6 +173,9 @@ class Machine:
         self._model = config.agent.model
         self._max_model_len = 0
         self._also: tuple[str, ...] = ()
+        self._order: AdapterOrder | None = None
+        self._has: AdapterState | None = None
+        self._adapters: AdapterReport | None = None
         self._pairs = PairNotes(Incarnation(""))
         self._core: CoreSteps | None = None
         self._ejected_by: tuple[str, ...] = ()
@@ -235,6 +247,9 @@ class Machine:
             case RoleTold(assignment=told):
                 if told.epoch > self._epoch:
                     self._role, self._epoch = told.role, told.epoch
+            case AdaptersTold(order=order):
+                self._order = order
+                self._adapters = adapters.report(order, self._has)
         after = self._news()
         if after != before:
             why = "drained" if self._drained else self.problem if self.state is State.STARTING else self.state.value
@@ -268,6 +283,7 @@ class Machine:
             drained=self._drained,
             leaving=self._leaving,
             also=self._also,
+            adapters=self._adapters,
             sampling=first.sampling if first else None,
             refused=self._pairs.refused,
             links=self._pairs.links,
@@ -311,7 +327,7 @@ class Machine:
     def _news(self) -> tuple[object, ...]:
         """What routers hear of at once when it changes."""
         return (self.state, self._drained, self._leaving, self.incarnation, self._pairs.refused, self._ejected_by,
-                self._poisons, self._epoch)
+                self._poisons, self._also, self._adapters, self._epoch)
 
     def _take(self, look: ProbeResult) -> None:
         self._core = look.core if look.health != "unmade" else None  # what nobody has looked at does not stand still
@@ -337,6 +353,8 @@ class Machine:
             self._load = Load()
         if self._up:
             self._model, self._max_model_len, self._also = look.model, look.max_model_len, look.also
+            self._has = look.adapters
+            self._adapters = adapters.report(self._order, look.adapters)
 
     def _drain_progress(self, look: ProbeResult, routers: Sequence[KnownRouter], now: float) -> str:
         if self._holding(routers, now) and look.health != "down":

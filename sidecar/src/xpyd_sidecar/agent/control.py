@@ -6,6 +6,7 @@
     POST /undrain           take the drain back
     GET  /live              {"hangs": …}: why the engine is to be ended; empty where it lives, as far as anybody knows
     POST /stacks            {"first": …}: who asks first since it is to be ended has its stacks written before
+    POST /adapters          {"adapters": [{"name": …, "source": …, "revision": …}]}: have these, and no others
     POST /role              {"role": …, "epoch": …}: take this role, if the epoch is higher; 409 where it is too old
 
 Who can open the run folder may ask; the socket is mode 0600. Errors are ``{"error": …}`` with a fitting status.
@@ -25,7 +26,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from xpyd_sidecar.accepting import Acceptor
-from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract import adapters, assignment
+from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
 from xpyd_sidecar.errors import ConfigError, OurFault
@@ -68,6 +70,9 @@ class Speaker(Protocol):
 
     def assign(self, told: Assignment) -> None:
         """Take a role; nothing if it is the present one. Raises TooOld, and OSError where it cannot be kept."""
+
+    def order_adapters(self, order: AdapterOrder) -> None:
+        """Have the engine follow an order of adapters. Raises OSError where it cannot be kept."""
 
 
 @contextlib.contextmanager
@@ -141,9 +146,10 @@ class Control:
         self._run_dir = run_dir
         self._speaker = speaker
         self._acceptor: Acceptor | None = None
-        app = web.Application(middlewares=[answer_errors], client_max_size=4096)
+        app = web.Application(middlewares=[answer_errors], client_max_size=adapters.MOST_BYTES)
         app.add_routes([web.get("/status", self._status), web.post("/drain", self._drain),
                         web.post("/undrain", self._undrain), web.post(assignment.PATH, self._role),
+                        web.post(adapters.PATH, self._adapters),
                         web.get("/live", self._live), web.post("/stacks", self._stacks)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
@@ -191,6 +197,9 @@ class Control:
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)
 
+    async def _adapters(self, request: web.Request) -> web.Response:
+        return await take_adapters(request, self._speaker)
+
     async def _live(self, _: web.Request) -> web.Response:
         return _json({"hangs": self._speaker.hangs()})
 
@@ -209,6 +218,18 @@ async def take_role(request: web.Request, speaker: Speaker) -> web.Response:
     except OSError as error:
         raise web.HTTPInternalServerError(text=f"the role cannot be kept: {error}") from None
     return _json(speaker.status())
+
+
+async def take_adapters(request: web.Request, speaker: Speaker) -> web.Response:
+    """``POST /adapters``, however it came. Raises aiohttp's errors with a reason."""
+    try:
+        order = adapters.decode(await request.read())
+        speaker.order_adapters(order)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    except OSError as error:
+        raise web.HTTPInternalServerError(text=f"the order cannot be kept: {error}") from None
+    return _json({"order": order.digest}, status=202)
 
 
 @web.middleware

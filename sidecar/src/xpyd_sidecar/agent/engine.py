@@ -20,7 +20,8 @@ import msgspec
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import ProbeResult, merge_notes
-from xpyd_sidecar.contract import core_steps, metrics, pair_notes, record
+from xpyd_sidecar.contract import adapters, core_steps, metrics, pair_notes, record
+from xpyd_sidecar.contract.adapters import AdapterState
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
@@ -58,6 +59,8 @@ class BadAnswer(Exception):
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: str | None = None
+    """Of an adapter: its model."""
 
 
 class _Models(msgspec.Struct):
@@ -104,7 +107,18 @@ class ServedModels(NamedTuple):
     max_model_len: int
     """Tokens of context; 0: unknown."""
     also: tuple[str, ...] = ()
-    """Its other names, sorted: LoRA adapters, further served names."""
+    """Its other names, sorted: LoRA adapters that it began with, further served names."""
+    adapters: AdapterState | None = None
+    """What its API server tells of adapters; None: nothing."""
+    begun_with: frozenset[str] = frozenset()
+    """Those of ``also`` that are adapters."""
+
+    def with_adapters(self, state: AdapterState | None) -> ServedModels:
+        """The same where the API server tells its adapters: those that it tells are there, no others."""
+        if state is None:
+            return self
+        names = sorted({*self.also} - self.begun_with | {*state.loaded})
+        return self._replace(also=tuple(names[:MAX_ALSO]), adapters=state)
 
 
 def choose_model(answer: bytes, wanted: str) -> ServedModels:
@@ -122,7 +136,8 @@ def choose_model(answer: bytes, wanted: str) -> ServedModels:
             also = tuple(sorted({other.id for other in models} - {model.id}))
             if len(also) > MAX_ALSO:
                 raise BadAnswer(f"/v1/models: {len(also)} names besides {model.id!r}, more than {MAX_ALSO}")
-            return ServedModels(model.id, model.max_model_len or 0, also)
+            lora = frozenset(other.id for other in models if other.parent is not None)
+            return ServedModels(model.id, model.max_model_len or 0, also, begun_with=lora)
     raise BadAnswer(f"/v1/models: the engine serves {[model.id for model in models]}, not {wanted!r}")
 
 
@@ -136,6 +151,7 @@ class Probe:
         self._known: tuple[Incarnation, ServedModels] | None = None
         self._notes: dict[int, PairNotes] = {}
         """What was read last, by rank."""
+        self._has: AdapterState | None = None
         self._unread = ""
 
     async def close(self) -> None:
@@ -173,7 +189,7 @@ class Probe:
         load, served = None, ServedModels(self._config.model, 0)
         try:
             if records:
-                served = await self._served(records[0])
+                served = (await self._served(records[0])).with_adapters(self._adapters())
             if scrape:
                 texts = await _all([self._read("/metrics", SCRAPE_TIMEOUT_S, door) for door in doors])
                 load = load_of(texts)
@@ -184,7 +200,7 @@ class Probe:
             return ProbeResult("slow", f"GET /metrics or /v1/models: {_why(error)}", records, answered=True)
         except BadAnswer as error:
             problem = str(error)
-        return ProbeResult("up", problem, records, load, *served)
+        return ProbeResult("up", problem, records, load, served.model, served.max_model_len, served.also, served.adapters)
 
     async def _health(self, door: HostPort) -> tuple[Literal["down", "slow", "up"], str]:
         """Of one server, and why it is not up; of several the worst comes first when sorted."""
@@ -210,6 +226,16 @@ class Probe:
                     logger.warning("what the engine has found of its peers cannot be read: %s", error)
                 self._unread = str(error)
         return merge_notes([self._notes[rank] for rank in sorted(self._notes)], incarnation)
+
+    def _adapters(self) -> AdapterState | None:
+        """What the API server beside this agent tells, as far as it can be read; else what it told last."""
+        try:
+            self._has = adapters.read_state(self._run_dir)
+        except (OSError, ValueError) as error:
+            if str(error) != self._unread:
+                logger.warning("what the engine tells of adapters cannot be read: %s", error)
+            self._unread = str(error)
+        return self._has
 
     def _steps(self, incarnation: Incarnation) -> tuple[CoreSteps | None, PromptWork | None]:
         """How far its cores have got, and what they have of prompts; None where not all of them say so, or what they say

@@ -1,10 +1,10 @@
-"""The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, and ``POST /member`` where
-the engine is one of several members (``rounds``). Those also answer the probes of a kubelet, which signs nothing:
-``GET /group/ready``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
+"""The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, ``POST /adapters``, and
+``POST /member`` where the engine is one of several members (``rounds``). Those also answer the probes of a kubelet, which
+signs nothing: ``GET /group/ready``, 200 or 503 and why not; and whoever reads ``GET /metrics`` of a member.
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
 later. Errors are ``{"error": …}``: 401 without a right signature, 400 for what is no assignment, 409 for one that is too
-old.
+old, 413 for a body that is too large.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from xpyd_sidecar.accepting import Acceptor, bind
-from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
+from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_adapters, take_role
 from xpyd_sidecar.agent.member_metrics import CONTENT_TYPE, MemberFigures, exposition
 from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
-from xpyd_sidecar.contract import assignment, group, keys, signing
+from xpyd_sidecar.contract import adapters, assignment, group, keys, signing
 from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -30,6 +30,10 @@ SHUTDOWN_S = 1.0
 STRANGER_S = 1.0
 """Where no room is left for more connections, those over which nothing signed came for so long are closed."""
 METRICS_PATH = "/metrics"
+LARGE = 2
+"""Orders of adapters that are read at once: a signature can only be looked at when its body is there."""
+LARGE_S = 10.0
+"""In which such a body must come."""
 OPEN_PATHS = (group.READY_PATH, METRICS_PATH)
 """To be read by whoever reaches the port."""
 
@@ -55,9 +59,12 @@ class Remote:
         """Connections over which something signed came."""
         self._strangers: dict[RequestHandler, float] = {}
         """The others, and since when they are in the way."""
-        app = web.Application(middlewares=[answer_errors, self._check],
-                              client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
-        app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member),
+        self._most = group.MOST_BYTES if members else assignment.MOST_BYTES
+        """Bytes of a body, but of an order of adapters."""
+        self._large = asyncio.Semaphore(LARGE)
+        app = web.Application(middlewares=[answer_errors, self._check], client_max_size=adapters.MOST_BYTES)
+        app.add_routes([web.post(assignment.PATH, self._role), web.post(adapters.PATH, self._adapters),
+                        web.post(group.PATH, self._member),
                         web.get(group.READY_PATH, self._ready), web.get(METRICS_PATH, self._metrics)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
@@ -89,11 +96,22 @@ class Remote:
         signature = request.headers.get(signing.HEADER)
         if signature is None:
             raise web.HTTPUnauthorized(text="a signed call of the operator is needed")
-        if refusal := self._calls.refusal(signature, request.method, request.path, await request.read()):
+        if refusal := self._calls.refusal(signature, request.method, request.path, await self._body(request)):
             raise web.HTTPUnauthorized(text=refusal)
         if request.protocol not in self._known:
             self._known = {request.protocol, *(each for each in self._known if each.transport is not None)}
         return await handler(request)
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.path == adapters.PATH:
+            try:
+                async with self._large, asyncio.timeout(LARGE_S):
+                    return await request.read()
+            except TimeoutError:
+                raise web.HTTPRequestTimeout(text=f"the body did not come within {LARGE_S:g} s") from None
+        if request.body_exists and (request.content_length is None or request.content_length > self._most):
+            raise web.HTTPRequestEntityTooLarge(self._most, request.content_length or 0)
+        return await request.read()
 
     def _crowded(self, there: Sequence[RequestHandler]) -> None:
         """Strangers who say nothing, or read slowly, must not keep members and the operator out."""
@@ -105,6 +123,9 @@ class Remote:
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)
+
+    async def _adapters(self, request: web.Request) -> web.Response:
+        return await take_adapters(request, self._speaker)
 
     async def _ready(self, _: web.Request) -> web.Response:
         if self.probed is None:

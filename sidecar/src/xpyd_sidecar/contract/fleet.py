@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates
 from xpyd_sidecar.contract.membership import Load
@@ -51,6 +52,8 @@ class FleetInstance(msgspec.Struct, frozen=True):
     """Prefill engines whose KV it has found that it cannot take, so that this router does not pair them."""
     links: tuple[str, ...] = ()
     """Words on links of it that are worse than they could be."""
+    adapters: AdapterReport | None = None
+    """How far it has followed the order of adapters; None: nothing is known of any."""
     intake: IntakeRates | None = None
     """What comes to it as KV, and what of prompts it computes; None: it does not tell, or has told but once."""
 

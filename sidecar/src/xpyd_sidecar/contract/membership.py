@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from xpyd_sidecar.contract import adapters
+from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.demand import MAX_DEMANDING, RouterDemand
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
@@ -22,7 +24,7 @@ from xpyd_sidecar.contract.pair_notes import LinkWords, RefusedPeers
 WIRE_VERSION = 1
 MAX_RANKS = 1024
 """Addresses of one instance."""
-MAX_ALSO = 256
+MAX_ALSO = adapters.MOST + 256
 """Further names of one instance."""
 MAX_ROUTERS = 64
 """Routers that an instance tells of."""
@@ -138,6 +140,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """What routers say in their acknowledgements that they refuse, sorted."""
     demands: Demands = ()
     """What routers say in their acknowledgements of their tenants."""
+    adapters: AdapterReport | None = None
+    """How far it has followed the order of adapters; None: nothing is known of any."""
     restart: RestartWish = RestartWish.NONE
     """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 

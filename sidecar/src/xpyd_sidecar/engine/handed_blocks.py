@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.kv import identity
 from xpyd_sidecar.kv.reach import CacheGroup, TableSpan, handed_tokens
@@ -79,5 +80,5 @@ def prompt_identity(request: Any) -> bytes:
     media = [identity.MediaItem(str(one.identifier), int(one.mm_position.offset), int(one.mm_position.length))
              for one in request.mm_features or ()]
     lora = request.lora_request
-    return identity.identity(request.prompt_token_ids, media, (lora.lora_name, lora.lora_path) if lora else None,
-                             request.cache_salt)
+    adapter = None if lora is None else (lora.lora_name, adapters.digest_in(lora.lora_path) or lora.lora_path)
+    return identity.identity(request.prompt_token_ids, media, adapter, request.cache_salt)

@@ -22,7 +22,8 @@ class MediaItem(NamedTuple):
 
 def identity(tokens: Sequence[int], media: Iterable[MediaItem] = (), lora: tuple[str, str] | None = None,
              cache_salt: str | None = None) -> bytes:
-    """32 bytes over the prompt token ids, multimodal items, LoRA adapter (name and path) and cache salt.
+    """32 bytes over the prompt token ids, multimodal items, LoRA adapter and cache salt. ``lora``: its name, and the digest
+    of its files; where nobody has looked at these, their path.
 
     Every part is preceded by its length, so that no two different inputs give the same bytes.
     """

@@ -2,6 +2,7 @@
 
     common       what every version known here has alike
     drafting     speculative decoding, of every version known here
+    adapters     LoRA adapters of an API server, likewise
     device_room  device memory that workers leave to the connector, likewise
     v032         0.32: its classes, and what hangs on its internals
     v033         0.33: what is not as in 0.32

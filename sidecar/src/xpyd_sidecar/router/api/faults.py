@@ -13,6 +13,8 @@ from enum import Enum
 
 import msgspec
 
+MOST_NAMED = 16
+"""Models that an answer names; GET /v1/models has all."""
 POISON = "poison_request"
 """Code of the answer to a request that ends engines."""
 OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
@@ -107,7 +109,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def unknown_model(model: str, served: list[str]) -> HttpFault:
     """404, as OpenAI answers for a model that is not there."""
-    names = ", ".join(repr(name) for name in served) or "none yet"
+    more = f" and {len(served) - MOST_NAMED} more" if len(served) > MOST_NAMED else ""
+    names = (", ".join(repr(name) for name in served[:MOST_NAMED]) or "none yet") + more
     return HttpFault(404, f"model {model!r} is not served here; served: {names}", kind="NotFoundError",
                      code="model_not_found", param="model")
 

@@ -10,6 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.balance.adapter_slots import AdapterSlots
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits
 from xpyd_sidecar.router.balance.policies import Policy, Query
@@ -138,10 +139,13 @@ class Picker:
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or rest_tokens else None
         self._ranks = RankChoice()
+        self._of_name: dict[str, _Known] = {}
+        """Those of a name that not all answer to, of the same roster as ``_known``."""
+        self._slots = AdapterSlots()
 
-    def asked(self, prefix: PromptPrefix, tokens: int = 0, now: float = 0.0) -> Selection:
-        """The picks of one request. ``tokens``: of its prompt, about."""
-        return Selection(prefix, self.holdings, tokens, now, picker=self)
+    def asked(self, prefix: PromptPrefix, tokens: int = 0, now: float = 0.0, name: str = "") -> Selection:
+        """The picks of one request. ``tokens``: of its prompt, about. ``name``: which model it asks for; empty: any."""
+        return Selection(prefix, self.holdings, tokens, now, picker=self, name=name)
 
     def room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
@@ -158,6 +162,18 @@ class Picker:
             return Role.DECODE
         return None if alone or known.paired else Role.PREFILL
 
+    def _answering(self, name: str) -> _Known:
+        """Candidates that answer to a name; empty: to any."""
+        known = self._look()
+        if not name or not self._roster.names().partly(name):
+            return known
+        found = self._of_name.get(name)
+        if found is None:
+            decodes = tuple(m for m in known.decodes if name in m.names)
+            prefills = tuple(m for m in known.prefills if name in m.names)
+            found = self._of_name[name] = _known(decodes, prefills, known.targets, known.only)
+        return found
+
     def _look(self) -> _Known:
         picks = self._roster.picks
         if picks is not None and picks is self._picks:
@@ -165,21 +181,23 @@ class Picker:
         decodes, prefills = self._roster.pickable(Role.DECODE), self._roster.pickable(Role.PREFILL)
         known = self._known
         if known.decodes is not decodes or known.prefills is not prefills:
-            able = tuple(m for m in prefills if m.control)
-            partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
-            narrowed = _narrowed(decodes, partners)
-            known = self._known = _Known(decodes, prefills, partners, len(able), (), narrowed, {}, {})
-            paired = tuple(m for m in decodes if m.control and known.partners_of(m.name, m.fingerprint))
-            known = self._known = msgspec.structs.replace(known, paired=paired)
+            known = self._known = _known(decodes, prefills, {}, {})
+        self._of_name.clear()
         self._picks = self._roster.picks
         return known
 
     def _choose(self, asked: Selection, candidates: Sequence[FleetMember], partners: int) -> FleetMember:
         chosen = candidates[0]
+        adapter = asked.name if asked.name and asked.name != chosen.model and chosen.adapters is not None else ""
         if len(candidates) > 1:
             if not self._room.unlimited:
                 candidates = self._room.free(candidates)
+            if adapter:
+                self._slots.count(adapter, candidates)
+                candidates = self._slots.narrow(adapter, candidates)
             chosen = candidates[self._policy.choose(asked, candidates, partners)]
+        if adapter:
+            self._slots.use(adapter, chosen)
         if self.holdings is not None:
             asked.note(chosen)
             self.holdings.add(chosen, asked.prefix)
@@ -220,6 +238,8 @@ class Selection(Query, kw_only=True, eq=False):
     """The picks of one request."""
 
     picker: Picker
+    name: str = ""
+    """Which model it asks for; empty: any."""
     stays: bool = False
     """It goes to decode alone, which holds nearly all of it."""
     _held: dict[InstanceName, int] = msgspec.field(default_factory=dict)
@@ -238,7 +258,7 @@ class Selection(Query, kw_only=True, eq=False):
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
         picker = self.picker
-        self.stays = bool(picker._holders(self, picker._look().decodes))
+        self.stays = bool(picker._holders(self, picker._answering(self.name).decodes))
         return self.stays
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
@@ -248,7 +268,7 @@ class Selection(Query, kw_only=True, eq=False):
         Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
         """
         picker = self.picker
-        known = picker._look()
+        known = picker._answering(self.name)
         if not alone and known.paired:
             paired, sending = _but(known.paired, not_decode) if not_decode else known.paired, known.sending
             if not_prefill:
@@ -271,7 +291,7 @@ class Selection(Query, kw_only=True, eq=False):
     def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self.picker
-        partners = picker._look().partners_of(decode.instance, decode.fingerprint)
+        partners = picker._answering(self.name).partners_of(decode.instance, decode.fingerprint)
         equal = _but(partners, not_prefill) if decode.control else ()
         return picker._target(picker._choose(self, equal, 1), self) if equal else None
 
@@ -281,6 +301,16 @@ class Selection(Query, kw_only=True, eq=False):
         if role is Role.DECODE and roster.pickable(role):
             return "no decode instance that is ready may take this request now"
         return roster.why_not(role)
+
+
+def _known(decodes: tuple[FleetMember, ...], prefills: tuple[FleetMember, ...],
+           targets: dict[tuple[InstanceName, int], EngineTarget], only: dict[InstanceName, EngineTarget]) -> _Known:
+    """What is known of these, with targets that were made of them."""
+    able = tuple(m for m in prefills if m.control)
+    partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
+    known = _Known(decodes, prefills, partners, len(able), (), _narrowed(decodes, partners), targets, only)
+    paired = tuple(m for m in decodes if m.control and known.partners_of(m.name, m.fingerprint))
+    return msgspec.structs.replace(known, paired=paired)
 
 
 def _narrowed(decodes: Sequence[FleetMember], partners: Mapping[Fingerprint, tuple[FleetMember, ...]]

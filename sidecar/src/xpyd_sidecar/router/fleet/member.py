@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
+from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.core_steps import CoreSteps
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.liveness import RestartWish
@@ -21,7 +22,7 @@ INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
 
 TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
-        "also", "sampling", "refused", "links", "ejected_by", "poisons", "restart")
+        "also", "adapters", "sampling", "refused", "links", "ejected_by", "poisons", "restart")
 """What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
 _told = attrgetter(*TOLD)
 
@@ -51,6 +52,9 @@ class FleetMember(msgspec.Struct, eq=False):
     model: str = ""
     max_model_len: int = 0
     also: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    """What it answers to: ``model`` and ``also``."""
+    adapters: AdapterReport | None = None
     sampling: Sampling | None = None
     fingerprint: Fingerprint = Fingerprint("")
     refused: tuple[RefusedPeer, ...] = ()
@@ -155,6 +159,7 @@ class FleetMember(msgspec.Struct, eq=False):
         """Take the part of a beat that says what the instance is."""
         for name in TOLD:
             setattr(self, name, getattr(beat, name))
+        self.names = frozenset((beat.model, *beat.also) if beat.model else beat.also)
 
     def begin(self) -> None:
         """A new incarnation: what was said of the one before says nothing of it."""

@@ -43,6 +43,7 @@ from xpyd_sidecar.router.fleet.member import (
     Probed,
     ProbeInstance,
 )
+from xpyd_sidecar.router.fleet.served_names import ServedNames
 
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
@@ -80,7 +81,7 @@ class Roster:
         """When this process last came back from standing still."""
         self.picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``pickable`` found; None since something changed."""
-        self._models: list[str] | None = None
+        self._served: ServedNames | None = None
         self._told: EngineDefaults | None = None
         self._told_last = UNTOLD
         self._named: list[FleetMember] | None = None
@@ -133,19 +134,12 @@ class Roster:
             self.picks = {kind: tuple(m for m in ready if m.role is kind) for kind in Role}
         return self.picks[role]
 
-    def models(self) -> list[str]:
-        """Names that a request may ask for: the models that instances serve, then further names that all of them have.
-
-        A further name (a LoRA adapter) counts only while every instance that takes new legs answers to it: both legs of a
-        request go wherever the policy sends them, and in the middle of a rollout some do not have it yet, or any more.
-        While nobody takes new legs, all are asked: such a request waits like others, it is not of an unknown model.
-        """
-        if self._models is None:
-            members = [member for member in self._members.values() if member.model]
-            models = {member.model for member in members}
-            named = [{m.model, *m.also} for m in [m for m in members if m.pickable] or members]
-            self._models = [*sorted(models), *sorted(set.intersection(*named) - models if named else ())]
-        return list(self._models)
+    def names(self) -> ServedNames:
+        """Names that a request may ask for (the same object until something changes)."""
+        if self._served is None:
+            ready = [*self.pickable(Role.PREFILL), *self.pickable(Role.DECODE)]
+            self._served = ServedNames(self._members.values(), ready)
+        return self._served
 
     def told(self) -> EngineDefaults:
         """What decode engines add to requests: those that take new legs, else all. The same object until that changes."""
@@ -162,7 +156,7 @@ class Roster:
             fingerprint=m.fingerprint, http=m.http, control=m.control, model=m.model, load=m.load, drained=m.drained,
             in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended,
             ejected=m.ejected, ejected_by=m.ejected_by, stalled_s=round(m.stalled_s, 1),
-            refused=m.refused, links=m.links)
+            refused=m.refused, links=m.links, adapters=m.adapters)
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
@@ -359,7 +353,7 @@ class Roster:
         self._changed()
 
     def _changed(self) -> None:
-        self.picks = self._models = self._named = self._told = None
+        self.picks = self._served = self._named = self._told = None
         self.on_change()
 
     def silent(self, now: float, member: FleetMember) -> bool:

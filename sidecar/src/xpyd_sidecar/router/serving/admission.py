@@ -258,10 +258,10 @@ def _begin(one: Accepted, *, waited: bool = False) -> Serving:
     """Serve a request. ``waited``: see ``serve``."""
     context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
     if not asks.api:
-        return serve(one, picks=context.picker.asked(PromptPrefix(b"")), waited=waited)
+        return serve(one, picks=context.picker.asked(PromptPrefix(b""), name=asks.model or ""), waited=waited)
     whose = one.key.encode("latin-1") + bytes(fields.get("model", b""))
     prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
-    picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time())
+    picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
     return serve(one, picks=picks, waited=waited)

@@ -129,14 +129,14 @@ class RequestContext:
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""
-        found = self.roster.models()
+        found = list(self.roster.names().listed)
         if self.config.model and self.config.model not in found:
             found.insert(0, self.config.model)
         return found
 
     def serves(self, model: str) -> bool:
         """Whether there is such a model; also one of any name, as long as nobody has told its names."""
-        return model in self.models() or not self.names_told
+        return model in self.roster.names().all or model == self.config.model or not self.names_told
 
     @property
     def names_told(self) -> bool:
@@ -189,7 +189,7 @@ class RequestContext:
 
     def _changed(self) -> None:
         if self.standby.enabled and len(self._names) < NAMES_MAX:
-            self._names.update(self.roster.models())
+            self._names.update(self.roster.names().listed)
         self.profiles.doubt()
         self.hold.changed()
 

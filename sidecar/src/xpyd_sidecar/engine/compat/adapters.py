@@ -1,0 +1,59 @@
+"""LoRA adapters in vLLM's API server, of every version known here: what the server answers to, and by which request the
+engine knows each (``entrypoints.openai.models.serving``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from vllm.lora.request import LoRARequest
+
+
+class AdapterRefused(Exception):
+    """The engine cannot load an adapter; the message is its own."""
+
+
+class AdapterModels:
+    """The adapters of one API server.
+
+    vLLM's own call to load refuses a name that is there, or loads in place, which changes the weights under requests that
+    run. Here a name gets a new request with a number of its own, and requests that run keep theirs.
+    """
+
+    def __init__(self, models: Any, config: Any) -> None:
+        """``models``: vLLM's ``OpenAIServingModels``; ``config``: the engine's."""
+        self._models = models
+        self.slots = int(config.lora_config.max_loras) if config.lora_config is not None else 0
+
+    def paths(self) -> dict[str, str]:
+        """Name → path of all that are loaded."""
+        return {name: str(request.lora_path) for name, request in self._models.lora_requests.items()}
+
+    async def load(self, name: str, path: str) -> None:
+        """Load from ``path``; from then on the name means that.
+
+        Raises:
+            AdapterRefused: the engine cannot; nothing has changed.
+        """
+        models = self._models
+        if not self.slots:
+            raise AdapterRefused("the engine takes no adapters: --enable-lora is missing")
+        if models.is_base_model(name):
+            raise AdapterRefused("the model itself has this name")
+        async with models.lora_resolver_lock[name]:
+            request = LoRARequest(name, models.lora_id_counter.inc(1), path)
+            try:
+                await models.engine_client.add_lora(request)
+            except Exception as error:  # of any kind: it comes from a worker
+                raise AdapterRefused(str(error) or type(error).__name__) from error
+            models.lora_requests[name] = request
+
+    def repath(self, name: str, path: str) -> None:
+        """The same files by another path; nothing where the name is unknown."""
+        if (request := self._models.lora_requests.get(name)) is not None:
+            self._models.lora_requests[name] = msgspec.structs.replace(request, lora_path=path)
+
+    def unload(self, name: str) -> None:
+        """Answer to the name no longer; nothing where it is unknown. What the engine has of it makes room when needed."""
+        self._models.lora_requests.pop(name, None)
