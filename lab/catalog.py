@@ -82,6 +82,8 @@ BENCHES: Final = (
             ("lab/bench/observer",), WRITE, result="observer.json"),
     Command("bench-tenants", 1, "what 10,000 tenants cost a router: keys, admission, shares, reading their document",
             ("lab/bench/tenants",), WRITE, result="tenants.json"),
+    Command("bench-adapters", 1, "how often engines fetch another LoRA adapter: 1,000 over 8P8D with 64 places each, beside who "
+            "knows what is asked for most", ("lab/bench/adapters",), WRITE, result="adapters.json"),
     Command("bench-operator", 5, "the operator on fake nodes: 1,000 engine pods of one service, then 100 services of 10",
             ("lab/bench/operator",), root=True, result="operator.json"),
     Command("bench-operator-services", 12, "the operator's memory and time with 1,000 services of two pods on fake nodes",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY, Gauge
+from vllm.v1.metrics import loggers
 
 from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.contract.adapters import Adapter, AdapterState
 from xpyd_sidecar.engine import adapter_loader
 from xpyd_sidecar.engine.adapter_files import CONFIG, WEIGHTS, AdapterMissing, digest_of
 from xpyd_sidecar.engine.adapter_loader import AdapterLoader
-from xpyd_sidecar.engine.compat.adapters import AdapterRefused
+from xpyd_sidecar.engine.compat.adapters import AdapterModels, AdapterRefused
 
 
 class Server:
@@ -41,6 +45,9 @@ class Server:
     def unload(self, name: str) -> None:
         self.log.append(f"unload {name}")
         self.has.pop(name, None)
+
+    def forget_series(self) -> None:
+        self.log.append("forget series")
 
 
 def files(folder: Path, content: str = "w") -> Path:
@@ -176,6 +183,29 @@ async def test_an_order_that_cannot_be_read_changes_nothing(run_dir: Path, tmp_p
     (run_dir / adapters.FILE).write_text("{half")
     await tend(loader)
     assert server.has.keys() == {"sql"}
+
+
+async def test_series_of_sets_of_adapters_do_not_grow_for_ever(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    loader = AdapterLoader(run_dir, server)
+    await tend(loader)
+    assert server.log == []
+    monkeypatch.setattr(adapter_loader, "SERIES_S", 0.0)
+    await loader.step()
+    assert server.log == ["forget series"]
+
+
+def test_the_series_of_vllm_is_found_by_its_name() -> None:
+    registry_name = "vllm:lora_requests_info"
+    assert registry_name in inspect.getsource(loggers)
+    gauge = Gauge(registry_name, "as vLLM makes it", ["running_lora_adapters"])
+    try:
+        for name in ("a", "b", "a,b"):
+            gauge.labels(name).set(1)
+        AdapterModels(None, SimpleNamespace(lora_config=None)).forget_series()
+        assert next(iter(gauge.collect())).samples == []
+    finally:
+        REGISTRY.unregister(gauge)
 
 
 def test_a_digest_tells_files_apart_and_names_what_is_missing(tmp_path: Path) -> None:

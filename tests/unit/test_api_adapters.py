@@ -29,7 +29,7 @@ def wrong(*adapters: dict[str, Any], target: Target = Target.KUBERNETES, **secti
 
 
 @pytest.mark.parametrize(("adapters", "path", "right"), [
-    ([SQL, SQL], "spec.adapters[0].name", "write one name for each"),
+    ([SQL, SQL], "spec.adapters[1].name", "each may stand once"),
     ([{**SQL, "name": "a b"}], "spec.adapters[0].name", "letters, digits"),
     ([{**SQL, "name": "-a"}], "spec.adapters[0].name", "letters, digits"),
     ([{**SQL, "source": "sql"}], "spec.adapters[0].source", "a hub id (org/sql-lora)"),

@@ -1,10 +1,11 @@
 """How often engines fetch another LoRA adapter into a place of their batch: 1,000 adapters over 8 prefill and 8 decode
 instances with 64 places each (8P8D), asked for by a law of Zipf, through the router's own picker.
 
-    fetches         shares of legs whose instance did not have the adapter; an engine gives up the one used longest ago
-    known           fetches of who knows how often each adapter is asked for, and keeps the 512 commonest in the 512 places of
-                    a role, whatever load that gives each instance: no router can have less
-    anywhere        the policy ``least_loaded``, which is not told of adapters
+    fetches      share of legs whose instance did not have the adapter; an engine gives up the one used longest ago
+    known        fetches of who knows how often each adapter is asked for, and keeps the 512 commonest in the 512 places of a
+                 role, whatever load that gives each instance: no router can have less
+    anywhere     the policy ``least_loaded``, which is not told of adapters
+    most_load    the most that an instance had of the mean number of requests
 
 Engines are played: a request is on each of its two legs' instances until 200 others have come. Routers hear beats after
 every 50 requests and know nothing else of each other.

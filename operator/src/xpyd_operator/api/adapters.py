@@ -11,7 +11,7 @@ from xpyd_operator.api.source import ADAPTER_PATTERN
 from xpyd_sidecar.contract import adapters
 
 
-class Adapter(Part, frozen=True):
+class AdapterSpec(Part, frozen=True):
     """One LoRA adapter."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128, pattern=adapters.NAME_PATTERN, extra={"kind": "adapter"})]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.service import ServiceSpec
 from xpyd_sidecar.contract.adapters import NAMES_BYTES
-
-
-def _names_differ(spec: ServiceSpec) -> Iterator[Finding]:
-    times = Counter(each.name for each in spec.adapters)
-    for index, adapter in enumerate(spec.adapters):
-        if times[adapter.name] > 1:
-            yield f"adapters[{index}].name", f"{adapter.name} is the name of another adapter, too; write one name for each"
 
 
 def _not_the_model(spec: ServiceSpec) -> Iterator[Finding]:
@@ -49,13 +41,6 @@ def _relative(spec: ServiceSpec) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        at=("spec",),
-        reads=("adapters",),
-        says="",
-        wrong=_names_differ,
-        no_twin="the list is a map by name for the API server, which refuses a name that stands there twice",
-    ),
     Rule(
         at=("spec",),
         reads=("adapters", "model.source", "model.servedName"),

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from xpyd_operator.api import templates
-from xpyd_operator.api.adapters import Adapter
+from xpyd_operator.api.adapters import AdapterSpec
 from xpyd_operator.api.base import Part, Preserved
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.model import Engine, Model
@@ -68,7 +68,7 @@ class ServiceSpec(Part, frozen=True):
     """What is served."""
     engine: Engine = Engine()
     """vLLM itself, the same for both roles."""
-    adapters: Annotated[tuple[Adapter, ...], Meta(extra={"max_items": adapters.MOST, "merge_key": "name"})] = ()
+    adapters: Annotated[tuple[AdapterSpec, ...], Meta(extra={"max_items": adapters.MOST, "merge_key": "name"})] = ()
     """LoRA adapters that are served beside the model, each under a name of its own. They are loaded and unloaded while
     engines run. The first one has engines replaced, since they need `--enable-lora`: write that in `engine.args` from
     the beginning where adapters come later. `--max-loras` and `--max-lora-rank` are vLLM's own options. Set it to serve

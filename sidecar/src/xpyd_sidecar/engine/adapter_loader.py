@@ -29,6 +29,8 @@ UNLOAD_AFTER_S: Final = 30.0
 """So long a name that is not told any more is answered to: requests that were on their way begin meanwhile."""
 AGAIN_S: Final = (5.0, 300.0)
 """Least and most between two tries."""
+SERIES_S: Final = 60.0
+"""Between two times that metrics of sets of adapters are dropped."""
 LOAD_S: Final = 600.0
 """A load that the engine has not answered in this time has failed; its download may go on."""
 
@@ -50,6 +52,9 @@ class AdapterHost(Protocol):
 
     def unload(self, name: str) -> None:
         """Answer to the name no longer; nothing where it is unknown."""
+
+    def forget_series(self) -> None:
+        """Drop metrics of sets of adapters that do not run now."""
 
 
 class _Failure(NamedTuple):
@@ -78,6 +83,7 @@ class AdapterLoader:
         """When a surplus is unloaded, by name."""
         self._said: AdapterState | None = None
         self._problem = ""
+        self._series_at = self._loop.time()
 
     def begin(self) -> None:
         """Before the engine answers: say what it has, so that nobody believes what one before it has said.
@@ -110,6 +116,9 @@ class AdapterLoader:
         """
         self._read()
         now = self._loop.time()
+        if now - self._series_at >= SERIES_S:
+            self._series_at = now
+            self._host.forget_series()
         for name in [name for name, at in self._leaves.items() if now >= at]:
             del self._leaves[name]
             self._own -= {name}

@@ -7,7 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from prometheus_client import REGISTRY, Gauge
 from vllm.lora.request import LoRARequest
+
+RUNNING = "vllm:lora_requests_info"
+"""A series of vLLM's for each set of adapters that ever ran together, kept for ever."""
 
 
 class AdapterRefused(Exception):
@@ -57,3 +61,11 @@ class AdapterModels:
     def unload(self, name: str) -> None:
         """Answer to the name no longer; nothing where it is unknown. What the engine has of it makes room when needed."""
         self._models.lora_requests.pop(name, None)
+
+    def forget_series(self) -> None:
+        """Drop the series of sets of adapters that do not run now: with many adapters they would fill memory, and an answer
+        of ``/metrics`` would take longer and longer. What runs has its series again a step later.
+        """
+        found = REGISTRY._names_to_collectors.get(RUNNING)
+        if isinstance(found, Gauge):
+            found.clear()
