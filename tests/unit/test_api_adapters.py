@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from api_documents import document
 
+from xpyd_operator.api import outside
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -75,6 +76,12 @@ def test_an_engine_with_adapters_is_told_so_and_one_without_has_nothing_of_it() 
     assert args[args.index("--middleware") + 1] == ADAPTER_MIDDLEWARE
     assert "--enable-lora" in args
     assert "--middleware" not in engine_args(accepted({}), Role.PREFILL, "m")
+
+
+def test_engines_of_a_local_model_may_fetch_adapters_from_the_hub() -> None:
+    local = {"spec.model.source": "/models/qwen"}
+    assert outside.variables(accepted(local), "/cache") == {"HF_HUB_OFFLINE": "1"}
+    assert outside.variables(accepted(local | {"spec.adapters": [SQL]}), "/cache") == {"HF_HOME": "/cache"}
 
 
 def test_agents_are_told_what_the_document_says() -> None:

@@ -2,8 +2,8 @@
 instances with 64 places each (8P8D), asked for by a law of Zipf, through the router's own picker.
 
     fetches      share of legs whose instance did not have the adapter; an engine gives up the one used longest ago
-    known        fetches of who knows how often each adapter is asked for, and keeps the 512 commonest in the 512 places of a
-                 role, whatever load that gives each instance: no router can have less
+    known        fetches of who knows how often each adapter is asked for, and keeps the 512 commonest in the 512 places of
+                 a role, whatever load that gives each instance: no router can have less
     anywhere     the policy ``least_loaded``, which is not told of adapters
     most_load    the most that an instance had of the mean number of requests
 

@@ -118,7 +118,7 @@ def variables(service: DisaggService, cache: str) -> dict[str, Any]:
         cache: the folder for what is downloaded.
     """
     model = service.spec.model
-    found: dict[str, Any] = {"HF_HOME": cache} if isinstance(model.origin, Hub) else {"HF_HUB_OFFLINE": "1"}
+    found: dict[str, Any] = {"HF_HOME": cache} if service.spec.asks_hub else {"HF_HUB_OFFLINE": "1"}
     scope = next((one.value for one in service.spec.engine.env if one.name == MODELSCOPE), None)
     if isinstance(model.origin, Hub) and (scope or "").lower() in ("1", "true"):
         found["MODELSCOPE_CACHE"] = f"{cache}/modelscope"

@@ -23,6 +23,8 @@ from xpyd_sidecar.contract.ids import NAME_MAX, Role
 
 SERVICE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """Narrower than a DNS label by its first character: the name becomes that of a Kubernetes Service."""
+ENABLE_ADAPTERS = "--enable-lora"
+"""vLLM's option without which an engine takes no adapters."""
 ServiceLabel = Annotated[
     str, Meta(min_length=1, max_length=NAME_MAX, pattern=SERVICE_NAME_PATTERN, extra={"kind": "service"})
 ]
@@ -132,6 +134,15 @@ class ServiceSpec(Part, frozen=True):
     def to_zero(self) -> bool:
         """Whether the service may have no instances: a request that comes then waits in a router, and starts some."""
         return self.decode.scaling is not None and self.decode.least == 0 and self.router.placement == "deployment"
+
+    def takes_adapters(self, role: Role) -> bool:
+        """Whether a role's engines may have LoRA adapters: those of the document, or by vLLM's own option."""
+        return bool(self.adapters) or ENABLE_ADAPTERS in (*self.engine.args, *self.written(role).args)
+
+    @property
+    def asks_hub(self) -> bool:
+        """Whether engines may ask the hub: for the model, or for adapters."""
+        return isinstance(self.model.origin, Hub) or any(self.takes_adapters(role) for role in Role)
 
     def replicas(self, role: Role) -> int:
         """The count that the document itself asks for: ``replicas``, or the lower bound of ``scaling``."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.service import ENABLE_ADAPTERS, DisaggService
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import offload
 from xpyd_sidecar.contract import adapters
@@ -30,7 +30,6 @@ ON_LOAD_FAILURE: Final = "recompute"
 DP_SYNC: Final = "auto"
 """How data-parallel ranks agree on the next step: through shared memory where they share a host, else by RPC."""
 ADAPTER_MIDDLEWARE: Final = "xpyd_sidecar.engine.adapter_serving.AdapterMiddleware"
-ENABLE_ADAPTERS: Final = "--enable-lora"
 CPU_ENV = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -59,19 +58,11 @@ def engine_args(service: DisaggService, role: Role, model: str, shared: str = ""
     if life:
         config["engine_id"] = life
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]
-    if takes_adapters(service, role):
+    if spec.takes_adapters(role):
         args += ["--middleware", ADAPTER_MIDDLEWARE]
         args += [] if ENABLE_ADAPTERS in (*spec.engine.args, *spec.role(role).args) else [ENABLE_ADAPTERS]
     args += ["--disable-access-log-for-endpoints", PROBED]
     return (*args, *spec.engine.args, *spec.role(role).args)
-
-
-def takes_adapters(service: DisaggService, role: Role) -> bool:
-    """Whether a role's engines may have LoRA adapters: those of the document, or by vLLM's own options. Only then their
-    API server has a part of xpyd's in it.
-    """
-    spec = service.spec
-    return bool(spec.adapters) or ENABLE_ADAPTERS in (*spec.engine.args, *spec.role(role).args)
 
 
 def adapter_order(service: DisaggService) -> AdapterOrder:

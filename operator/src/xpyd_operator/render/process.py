@@ -87,7 +87,7 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
         grace = str(math.ceil(service.spec.drain.timeout_s))
         argv = (place.python, "-m", LAUNCHER, "--grace-s", grace, "--", *argv)
     env = {"VLLM_NO_USAGE_STATS": "1", launch.ENV_API_KEY: ""}  # one of whoever calls xpyd would be asked of the router
-    if not isinstance(service.spec.model.origin, Hub):
+    if not service.spec.asks_hub:
         env["HF_HUB_OFFLINE"] = "1"
     if binding.devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, binding.devices))
