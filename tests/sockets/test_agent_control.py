@@ -93,7 +93,7 @@ async def test_status_says_everything(running: Running) -> None:
     assert (body["state"], body["role"], body["epoch"], body["drained"]) == ("ready", "decode", 1, False)
     assert (body["incarnation"], body["problem"], body["waits_for"]) == ("a" * 32, "", "")
     assert body["load"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "transfers": 0, "drafts": None, "intake": None,
-                            "prompts": None}
+                            "prompts": None, "adapters": []}
     [router] = body["routers"]
     assert (router["address"], router["name"], router["refused"]) == (running.router.address, "r0", "")
     assert 0 <= router["ack_age_s"] < 30
@@ -429,9 +429,10 @@ async def test_an_order_of_adapters_is_kept_and_beats_tell_how_far_it_is(running
             assert (answer.status, await answer.json()) == (202, {"order": SQL.digest})
     assert adapters.read_order(running.run_dir) == SQL
     await running.router.wait_beat(lambda beat: beat.adapters == AdapterReport(SQL.digest, waiting=1))
-    adapters.write_state(running.run_dir, AdapterState(SQL.digest, ("sql",), slots=4))
+    adapters.write_state(running.run_dir, AdapterState(SQL.digest, ("sql",), slots=4, recent=("sql",)))
     beat = await running.router.wait_beat(lambda beat: beat.adapters == AdapterReport(SQL.digest, slots=4))
     assert beat.also == ("sql",)
+    await running.router.wait_beat(lambda beat: beat.load.adapters == ("sql",))
 
 
 async def test_an_agent_that_begins_anew_knows_the_order_of_before(tmp_path: Path) -> None:

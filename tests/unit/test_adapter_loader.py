@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY, Gauge
+from vllm.lora.request import LoRARequest
 from vllm.v1.metrics import loggers
 
 from xpyd_sidecar.contract import adapters
@@ -29,6 +31,9 @@ class Server:
         self.has = dict(begun_with)
         self.refuses: set[str] = set()
         self.log: list[str] = []
+
+    def recent(self) -> tuple[str, ...]:
+        return ()
 
     def paths(self) -> dict[str, str]:
         return dict(self.has)
@@ -202,10 +207,45 @@ def test_the_series_of_vllm_is_found_by_its_name() -> None:
     try:
         for name in ("a", "b", "a,b"):
             gauge.labels(name).set(1)
-        AdapterModels(None, SimpleNamespace(lora_config=None)).forget_series()
+        AdapterModels(SimpleNamespace(lora_requests={}), SimpleNamespace(lora_config=None)).forget_series()
         assert next(iter(gauge.collect())).samples == []
     finally:
         REGISTRY.unregister(gauge)
+
+
+async def test_vllms_own_adapters_are_loaded_swapped_and_remembered_by_use() -> None:
+    """With vLLM's own class for requests, and its server played."""
+    class Client:
+        async def add_lora(self, request: LoRARequest) -> bool:
+            if request.lora_path == "/bad":
+                raise ValueError("rank 64 is above 16")
+            return True
+
+    ids = iter(range(1, 100))
+    models = SimpleNamespace(
+        lora_requests={}, lora_id_counter=SimpleNamespace(inc=lambda _: next(ids)), engine_client=Client(),
+        lora_resolver_lock=defaultdict(asyncio.Lock), is_base_model=lambda name: name == "tiny")
+    has = AdapterModels(models, SimpleNamespace(lora_config=SimpleNamespace(max_loras=2)))
+    for name in ("a", "b", "c"):
+        await has.load(name, f"/{name}")
+    before = models.lora_requests["a"]
+    await has.load("a", "/new")
+    assert (before.lora_path, models.lora_requests["a"].lora_path) == ("/a", "/new"), "who runs keeps what it has"
+    assert before.lora_int_id != models.lora_requests["a"].lora_int_id
+    for wrong, path in (("tiny", "/t"), ("bad", "/bad")):
+        with pytest.raises(AdapterRefused):
+            await has.load(wrong, path)
+    assert models.lora_requests.keys() == {"a", "b", "c"}
+    for name in ("b", "c", "b"):
+        models.lora_requests[name]
+    assert has.recent() == ("c", "b")
+    has.repath("c", "/run/c")
+    has.unload("b")
+    has.unload("b")
+    assert (has.recent(), has.paths()) == (("c",), {"a": "/new", "c": "/run/c"})
+    none = AdapterModels(SimpleNamespace(lora_requests={}), SimpleNamespace(lora_config=None))
+    with pytest.raises(AdapterRefused, match="--enable-lora"):
+        await none.load("a", "/a")
 
 
 def test_a_digest_tells_files_apart_and_names_what_is_missing(tmp_path: Path) -> None:

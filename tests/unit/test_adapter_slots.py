@@ -6,6 +6,7 @@ from random import Random
 
 from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.balance.adapter_slots import BOUND, FEW, AdapterSlots
 from xpyd_sidecar.router.fleet.member import FleetMember
 
@@ -55,6 +56,18 @@ def test_another_start_of_an_engine_has_none() -> None:
     slots.use("law", fleet[1])
     assert slots.narrow("sql", fleet) == [fleet[0]], "by its free place alone"
     assert not slots.use("sql", fleet[0])
+
+
+def test_what_other_routers_sent_is_known_with_the_next_beat() -> None:
+    slots, fleet = AdapterSlots(), members(2, 2)
+    slots.use("a", fleet[0])
+    fleet[0].load, fleet[0].beat_at = Load(adapters=("b", "c")), 1.0
+    assert slots.narrow("c", fleet) == [fleet[0]]
+    assert slots.use("a", fleet[0]), "it was sent after what the beat tells, or so it may be"
+    assert not slots.use("b", fleet[0]), "which a's request has pushed out"
+    fleet[0].load, fleet[0].beat_at = Load(adapters=("c", "d")), 2.0
+    fleet[0].load, fleet[0].beat_at = Load(adapters=("e", "f")), 3.0
+    assert slots.narrow("b", fleet) == [fleet[0]], "sent since the last beat that was looked at"
 
 
 def test_engines_change_adapters_hardly_more_often_than_if_the_commonest_were_known() -> None:

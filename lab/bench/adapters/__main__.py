@@ -7,8 +7,8 @@ instances with 64 places each (8P8D), asked for by a law of Zipf, through the ro
     anywhere     the policy ``least_loaded``, which is not told of adapters
     most_load    the most that an instance had of the mean number of requests
 
-Engines are played: a request is on each of its two legs' instances until 200 others have come. Routers hear beats after
-every 50 requests and know nothing else of each other.
+Engines are played: a request is on each of its two legs' instances until 200 others have come. Routers hear beats, which
+tell what was asked for last, after every 50 requests, or every 200 (``late``), and know nothing else of each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from xpyd_sidecar.router.fleet.roster import Roster
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results" / "adapters.json"
 SERVICE = ServiceName("bench")
 ADAPTERS, INSTANCES, PLACES = 1000, 8, 64
-REQUESTS, WARM, TOGETHER, BEATS = 40_000, 15_000, 200, 50
+REQUESTS, WARM, TOGETHER = 40_000, 15_000, 200
+BEATS, LATE = 50, 200
 NAMES = tuple(f"adapter-{index}" for index in range(ADAPTERS))
 
 
@@ -42,6 +43,11 @@ class Places:
     def __init__(self) -> None:
         self.running = 0
         self._held: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def recent(self) -> tuple[str, ...]:
+        """As a beat tells them."""
+        return tuple(self._held)
 
     def fetches(self, name: str) -> bool:
         """Compute with an adapter; whether it had to be fetched."""
@@ -53,16 +59,17 @@ class Places:
         return not had
 
 
-def beat(name: str, role: Role, seq: int, running: int) -> Heartbeat:
+def beat(name: str, role: Role, seq: int, places: Places) -> Heartbeat:
     """Of an instance that has all adapters."""
     return Heartbeat(WIRE_VERSION, SERVICE, InstanceName(name), seq, role, 1, State.READY, AgentId("a"),
                      Incarnation(f"i-{name}"), (HostPort("127.0.0.1:1"),), (HostPort("127.0.0.1:2"),), "model", 4096,
-                     Fingerprint("f"), load=Load(running=running), also=NAMES, adapters=AdapterReport(slots=PLACES))
+                     Fingerprint("f"), load=Load(running=places.running, adapters=places.recent), also=NAMES,
+                     adapters=AdapterReport(slots=PLACES))
 
 
-def fetched(exponent: float, routers: int, policy: str, seed: int) -> tuple[float, float]:
+def fetched(exponent: float, routers: int, policy: str, every: int, seed: int = 7) -> tuple[float, float]:
     """Fetches per leg of both roles, and the most that an instance had of the mean load. ``policy``: empty: one that is not
-    told which adapter is asked for.
+    told which adapter is asked for. ``every``: requests between two beats.
     """
     draw = Random(seed)
     names = list(NAMES)
@@ -72,10 +79,10 @@ def fetched(exponent: float, routers: int, policy: str, seed: int) -> tuple[floa
     pickers = [Picker(roster, policies.make(policy or "least_loaded", {}, draw.random)) for roster in rosters]
     seqs, running, legs, misses, most = count(1), deque[tuple[Any, ...]](), 0, 0, 0.0
     for at, name in enumerate(draw.choices(names, [1 / (rank + 1) ** exponent for rank in range(ADAPTERS)], k=REQUESTS)):
-        if at % BEATS == 0:
+        if at % every == 0:
             for roster in rosters:
                 for instance, (role, places) in engines.items():
-                    roster.on_message(at / 100, beat(instance, role, next(seqs), places.running))
+                    roster.on_message(at / 100, beat(instance, role, next(seqs), places))
         if len(running) == TOGETHER:
             for member, places in running.popleft():
                 member.in_flight -= 1
@@ -105,8 +112,9 @@ def measured() -> dict[str, float]:
     for exponent in (0.8, 1.0, 1.2):
         shares = [1 / (rank + 1) ** exponent for rank in range(ADAPTERS)]
         known = out[f"zipf_{exponent}_known"] = sum(shares[INSTANCES * PLACES:]) / sum(shares)
-        for name, routers, policy in (("1_router", 1, "cost"), ("4_routers", 4, "cost"), ("anywhere", 1, "")):
-            found, most = fetched(exponent, routers, policy, 7)
+        for name, routers, policy, every in (("1_router", 1, "cost", BEATS), ("4_routers", 4, "cost", BEATS),
+                                             ("4_routers_late", 4, "cost", LATE), ("anywhere", 1, "", BEATS)):
+            found, most = fetched(exponent, routers, policy, every)
             out[f"zipf_{exponent}_{name}_fetches"] = found
             out[f"zipf_{exponent}_{name}_over_known"] = found / known
             out[f"zipf_{exponent}_{name}_most_load"] = most

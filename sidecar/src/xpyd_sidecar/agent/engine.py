@@ -170,7 +170,8 @@ class Probe:
             return found
         incarnation = found.records[0].incarnation
         core, prompts = self._steps(incarnation)
-        load = None if found.load is None else msgspec.structs.replace(found.load, prompts=prompts)
+        recent = () if found.adapters is None else found.adapters.recent
+        load = None if found.load is None else msgspec.structs.replace(found.load, prompts=prompts, adapters=recent)
         found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=core, load=load)
         if not others:
             return found

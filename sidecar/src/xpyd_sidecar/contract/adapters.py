@@ -35,6 +35,8 @@ NAMES_BYTES: Final = 32 << 10
 """Of their names together: beats tell them, and may have 64 KiB."""
 MOST_BYTES: Final = 1 << 20
 """Of an order."""
+MOST_RECENT: Final = 256
+"""Adapters used last that are told of."""
 MOST_PROBLEMS: Final = 8
 """That a beat tells of; the first by name."""
 REASON_BYTES: Final = 300
@@ -86,6 +88,8 @@ class AdapterState(msgspec.Struct, frozen=True):
     """Of those that could not be loaded, by name."""
     slots: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Adapters that a batch of the engine may have (``--max-loras``); 0: not known."""
+    recent: tuple[str, ...] = ()
+    """Those that were asked for last, the latest last, as many as it has slots and ``MOST_RECENT`` at most."""
 
 
 class AdapterReport(msgspec.Struct, frozen=True):

@@ -40,6 +40,8 @@ Poisons = Annotated[tuple[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16}|[0
                     msgspec.Meta(max_length=MAX_POISONS)]
 Demands = Annotated[tuple[RouterDemand, ...], msgspec.Meta(max_length=MAX_DEMANDING)]
 ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+RecentAdapters = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=128)], ...],
+                           msgspec.Meta(max_length=adapters.MOST_RECENT)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
 
@@ -70,6 +72,8 @@ class Load(msgspec.Struct, frozen=True):
     """None: not known."""
     intake: Intake | None = None
     """What became of its prompts; None: it does not tell."""
+    adapters: RecentAdapters = ()
+    """That it was asked for last, the latest last: those that are in its batch's places, about."""
 
 
 class Parallel(msgspec.Struct, frozen=True):

@@ -41,6 +41,9 @@ class AdapterHost(Protocol):
     slots: int
     """Adapters that a batch may have; 0: the engine takes none."""
 
+    def recent(self) -> tuple[str, ...]:
+        """Names that were asked for last, the latest last."""
+
     def paths(self) -> dict[str, str]:
         """Name → path of all that are loaded."""
 
@@ -185,7 +188,8 @@ class AdapterLoader:
                          if name not in self._loaded)
         own = self._own - self._leaves.keys() - {each.name for each in self._order.adapters}
         told = tuple(sorted(own | self._loaded.keys()))
-        state = AdapterState(self._order.digest if self._known else "", told, problems[:adapters.MOST], self._host.slots)
+        state = AdapterState(self._order.digest if self._known else "", told, problems[:adapters.MOST], self._host.slots,
+                             self._host.recent())
         if state != self._said:
             adapters.write_state(self._run_dir, state)
             self._said = state

@@ -1,8 +1,8 @@
 """Where requests for LoRA adapters go, so that engines seldom change the adapters of their batches.
 
 An engine has places for some adapters (``--max-loras``) and fetches another one in place of the one that was used longest
-ago. What it has there is a belief of this router: what it was sent last. Among candidates that are not loaded far above
-the others:
+ago. What it has there is a belief of this router: what the engine was asked for last, by its beat, and what this router has
+sent there since. Among candidates that are not loaded far above the others:
 
     1. those that have it;
     2. else one that has a free place: by a rendezvous hash, so that several routers agree;
@@ -28,7 +28,9 @@ from xpyd_sidecar.router.fleet.member import FleetMember
 
 FEW: Final = 2
 BOUND: Final = 1.5
-"""Candidates may have this times the mean of requests, and ``FEW`` more."""
+"""Candidates may have this times the mean of requests, and ``FEW`` more; so of this router's own, since those of others are
+known by beats, and several routers would send what is common to the same instance until the next one.
+"""
 SHARED: Final = 4
 """One of so many instances is shared by what is seldom asked for; with fewer none is."""
 COUNT_AGAIN: Final = 512
@@ -36,16 +38,50 @@ COUNT_AGAIN: Final = 512
 HALVE: Final = 40
 """Requests for each name that is known, until counts are halved."""
 MOST_INSTANCES: Final = 4096
+SENT: Final = 1024
+"""Requests to an instance between two of its beats that are remembered."""
 _TAIL: Final = 0x5DEECE66D
 """A key of the order by which the shared instances are found."""
+
+
+class _Held:
+    """What one instance is believed to have, the adapter used longest ago first."""
+
+    def __init__(self) -> None:
+        self.names: OrderedDict[str, None] = OrderedDict()
+        self._sent: list[str] = []
+        """Since its last beat."""
+        self._beat_at = -math.inf
+
+    def hear(self, member: FleetMember) -> None:
+        """Take what its last beat tells, where that is new; an engine that tells nothing is believed what it was sent."""
+        told = member.load.adapters
+        if member.beat_at == self._beat_at or not told:
+            return
+        self._beat_at = member.beat_at
+        self.names = OrderedDict.fromkeys(told)
+        sent, self._sent = self._sent, []
+        for name in sent:
+            self.use(name, _slots(member))
+        self._sent.clear()
+
+    def use(self, name: str, slots: int) -> bool:
+        """It is sent a request; whether it had the adapter."""
+        had = name in self.names
+        self.names[name] = None
+        self.names.move_to_end(name)
+        while len(self.names) > max(1, slots):
+            self.names.popitem(last=False)
+        self._sent.append(name)
+        del self._sent[:-SENT]
+        return had
 
 
 class AdapterSlots:
     """The belief of one router, and what follows from it."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[InstanceName, Incarnation], OrderedDict[str, None]] = {}
-        """Adapters of each instance, the one used longest ago first."""
+        self._held: dict[tuple[InstanceName, Incarnation], _Held] = {}
         self._asked: Counter[str] = Counter()
         self._since_counted = self._since_halved = 0
         self._often = 0.0
@@ -56,9 +92,9 @@ class AdapterSlots:
         """Those among whom a policy may choose for a request for this adapter; all, where their places are not known."""
         if len(candidates) < 2 or not all(one.adapters is not None and one.adapters.slots for one in candidates):
             return candidates
-        loads = [score(one) for one in candidates]
-        most = BOUND * (sum(loads) + 1) / len(loads) + FEW
-        free = [one for one, load in zip(candidates, loads, strict=True) if load < most]
+        loads, own = [score(one) for one in candidates], [one.in_flight for one in candidates]
+        most, most_own = (BOUND * (sum(each) + 1) / len(each) + FEW for each in (loads, own))
+        free = [one for one, load in zip(candidates, loads, strict=True) if load < most and one.in_flight < most_own]
         having = [one for one in free if name in self._of(one)]
         if having or not free:
             return having or candidates
@@ -73,13 +109,7 @@ class AdapterSlots:
 
     def use(self, name: str, member: FleetMember) -> bool:
         """A request for an adapter was sent to an instance; whether it had the adapter, as far as is known here."""
-        held = self._of(member)
-        had = name in held
-        held[name] = None
-        held.move_to_end(name)
-        while len(held) > max(1, _slots(member)):
-            held.popitem(last=False)
-        return had
+        return self._believed(member).use(name, _slots(member))
 
     def count(self, name: str, candidates: Sequence[FleetMember]) -> None:
         """Count one request for an adapter, for which there were these candidates."""
@@ -101,12 +131,16 @@ class AdapterSlots:
         return {candidates[next(order)].name for _ in range(_parts(candidates))}
 
     def _of(self, member: FleetMember) -> OrderedDict[str, None]:
+        return self._believed(member).names
+
+    def _believed(self, member: FleetMember) -> _Held:
         who = (member.name, member.incarnation)
         held = self._held.get(who)
         if held is None:
             if len(self._held) >= MOST_INSTANCES:
                 self._held.clear()
-            held = self._held[who] = OrderedDict()
+            held = self._held[who] = _Held()
+        held.hear(member)
         return held
 
 
