@@ -458,7 +458,7 @@ def test_a_registry_gets_operator_and_sidecar(images: Images, built: dict[str, A
     subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false",
                     f"docker://{registry}/team/xpyd-operator:{version}", f"oci-archive:{archive}"], check=True, timeout=120)
     pulled = Image("operator", archive, config_of(archive), unpack(archive, tmp_path / "pulled"))
-    assert pulled.run("xpyd", "--version").stdout == f"xpyd {version}\n"
+    assert pulled.run("xpyd", "--version").stdout == f"xpyd {version} (compiled)\n"
 
 
 @pytest.mark.parametrize(("registry", "words"), [

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,3 +40,15 @@ def test_others_are_refused_with_a_reason(tmp_path: Path, script: str | None, sa
 def test_the_version_says_how_the_sidecar_package_was_built_or_why_it_does_not_run() -> None:
     assert re.fullmatch(r"xpyd \S+ \((compiled|pure Python: .+)\)", versions.describe())
     assert versions.describe("/no/such/python").startswith(f"xpyd {__version__} (xpyd-sidecar does not run: ")
+
+
+@pytest.mark.parametrize(("hidden", "says"), [
+    ("numpy", r"xpyd-sidecar \S+ \(compiled\)"),
+    ("msgspec", ""),
+])
+def test_where_no_engine_can_run_the_version_leaves_its_parts_out(tmp_path: Path, hidden: str, says: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{hidden!r}] = None\n")
+    done = subprocess.run([sys.executable, "-m", "xpyd_sidecar", "--version"], capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert re.fullmatch(says, done.stdout.strip()), (done.stdout, done.stderr)
+    assert (done.returncode == 0) is bool(says)

@@ -13,17 +13,29 @@ PARTS = {"xpyd_sidecar.router.relay.fast": "the router's shortcuts", "xpyd_sidec
 """Modules that choose between C and Python, each with what it stands for; their ``COMPILED`` says what they chose."""
 
 
-def missing() -> tuple[str, ...]:
-    """What runs in Python, or not at all, because its part was not compiled or not taken."""
-    return tuple(what for module, what in PARTS.items() if not importlib.import_module(module).COMPILED)
+OF_ENGINES = "numpy"
+"""What a part needs that an operator or a router does without, where engines run elsewhere."""
+
+
+def compiled() -> dict[str, bool]:
+    """By what each part stands for: whether it was compiled and taken. Parts of engines are left out where none can run."""
+    found = {}
+    for module, what in PARTS.items():
+        try:
+            found[what] = bool(importlib.import_module(module).COMPILED)
+        except ModuleNotFoundError as error:
+            if error.name != OF_ENGINES:
+                raise
+    return found
 
 
 def describe() -> str:
     """``compiled``; else what is not, and why that matters."""
-    absent = missing()
+    found = compiled()
+    absent = [what for what, taken in found.items() if not taken]
     if not absent:
         return "compiled"
     why = "XPYD_PLAIN=1 is set" if os.environ.get("XPYD_PLAIN") == "1" else "install a wheel with compiled parts"
-    if len(absent) == len(PARTS):
+    if len(absent) == len(found):
         return f"pure Python: slow, and without the link tcp; {why}"
     return f"partly compiled: slow, without {', '.join(absent)}; {why}"
