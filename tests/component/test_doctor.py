@@ -67,11 +67,13 @@ def test_nothing_is_named_on_a_healthy_pair(cluster: Cluster) -> None:
     for seed in range(2 * LEAST):
         stream(cluster, seed)
     told(cluster, "Receiving", 10_000)
-    fleet, sample = cluster.fleet(), sample_of(cluster)
+    fleet, every = cluster.fleet(), sample_of(cluster)
+    # Other tests have asked the same engines for short prompts; the slower the machine, the longer those that do not pay.
+    sample = msgspec.structs.replace(every, requests=tuple(one for one in every.requests if one.prompt == TOKENS))
     assert fleet.disaggregation.share is not None
     assert fleet.disaggregation.share > 0.95
     assert {one.link for one in fleet.disaggregation.links} == {"shm"}
-    assert len([one for one in sample.requests if one.prompt == TOKENS and one.prefill > 0]) >= 2 * LEAST
+    assert len([one for one in sample.requests if one.prefill > 0]) >= 2 * LEAST
     diagnosis = examine(reading(fleet, sample))
     assert diagnosis.findings == ()
     assert diagnosis.compared is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from render_service import service
@@ -12,6 +13,8 @@ from xpyd_operator.local import store
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import Settings, StopRequest
 from xpyd_operator.render.judge import judge
+from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 
 @pytest.fixture
@@ -79,3 +82,22 @@ def test_the_key_is_made_once_and_private(folder: ServiceFolder) -> None:
 def test_a_wish_to_end(folder: ServiceFolder) -> None:
     store.save(folder.stop, StopRequest(now=True))
     assert store.load(folder.stop, StopRequest) == StopRequest(now=True)
+
+
+def test_settings_of_a_sidecar_that_are_gone_are_left_out_and_others_are_damage(tmp_path: Path) -> None:
+    config = SidecarConfig(service=ServiceName("t"), instance=InstanceName("r"), key_file="/k", run_dir="/r",
+                           router=RouterConfig(host="127.0.0.1", port=1, admin_port=2, members_port=3))
+    path = tmp_path / "config.json"
+    value = msgspec.to_builtins(config)
+    value["gone"] = 1
+    value["router"] |= {"dashboard": True, "older": {"x": 1}}
+    path.write_bytes(msgspec.json.encode(value))
+    assert store.load_config(path) == config
+    value["router"]["port"] = "none"
+    path.write_bytes(msgspec.json.encode(value))
+    with pytest.raises(LocalError, match=r"config.json is damaged: .* at `\$.router.port`"):
+        store.load_config(path)
+    path.write_text("{")
+    with pytest.raises(LocalError, match="damaged"):
+        store.load_config(path)
+    assert store.load_config(tmp_path / "none.json") is None

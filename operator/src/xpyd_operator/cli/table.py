@@ -34,7 +34,7 @@ def notes(snapshot: Snapshot) -> list[str]:
         lines.append(f"Plan: {snapshot.status.plan}")
     lines += [f"{c.type}: {c.message}" for c in snapshot.status.conditions if c.type == "Degraded" and c.status == "True"]
     lines += [f"{c.type}: {c.status}, {c.message}" for c in snapshot.status.conditions
-              if c.type == "Disaggregating" and c.status != "Unknown"]
+              if c.type in ("Disaggregating", "AdaptersLoaded") and c.status != "Unknown"]
     if not snapshot.ready and snapshot.runs:
         lines += [f"Not ready: {c.message}" for c in snapshot.status.conditions if c.type == "Ready"]
     return lines

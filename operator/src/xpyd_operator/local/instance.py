@@ -50,7 +50,7 @@ class LocalMember:
         Raises:
             LocalError: the file is damaged.
         """
-        return store.load(self.agent_file, SidecarConfig)
+        return store.load_config(self.agent_file)
 
 
 class LocalInstance:

@@ -42,7 +42,7 @@ class LocalRouter:
         Raises:
             LocalError: the file is damaged.
         """
-        return store.load(self.file, SidecarConfig)
+        return store.load_config(self.file)
 
     def admin_port(self) -> int | None:
         """Where it answers this program; one of a release that had no port for that, where clients come. None: it was not

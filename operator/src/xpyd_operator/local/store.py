@@ -6,9 +6,10 @@ Facts only (what was asked for, what was started where); what an instance is doi
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import yaml
@@ -24,6 +25,7 @@ from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.process import Process
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.launch import SidecarConfig
 
 T = TypeVar("T")
 
@@ -140,6 +142,9 @@ def save(path: Path, value: msgspec.Struct) -> None:
     _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
+_GONE: Final = re.compile(r"Object contains unknown field `([^`]+)`(?: - at `\$((?:\.\w+)*)`)?")
+
+
 def load(path: Path, kind: type[T]) -> T | None:
     """Read a struct; None where there is none.
 
@@ -152,6 +157,28 @@ def load(path: Path, kind: type[T]) -> T | None:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LocalError(f"{path} is damaged: {error}") from None
+
+
+def load_config(path: Path) -> SidecarConfig | None:
+    """What a sidecar was started with, perhaps by a release of before: settings that are gone are left out. None where
+    there is none.
+
+    Raises:
+        LocalError: the file is damaged.
+    """
+    value = load(path, dict)
+    while value is not None:
+        try:
+            return msgspec.convert(value, SidecarConfig)
+        except msgspec.ValidationError as error:
+            gone = _GONE.fullmatch(str(error))
+            if gone is None:
+                raise LocalError(f"{path} is damaged: {error}") from None
+            section = value
+            for name in filter(None, (gone[2] or "").split(".")):
+                section = section[name]
+            del section[gone[1]]
+    return None
 
 
 def load_settings(folder: ServiceFolder) -> Settings:
