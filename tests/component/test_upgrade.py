@@ -89,10 +89,9 @@ async def test_a_service_is_upgraded_under_load_and_none_are_paired_of_two_kv_wi
     with Service(tmp_path) as service:
         service.spec = {"drain": {"timeout": "6s"}, "rollout": {"switchWindow": "0s"}}
         service.runs(old, SLOW_STEPS, SLOW_STEP_S=STEP_S)
-        service.has_admin = False  # the router of before serves on, and is asked where it answers
         await asyncio.to_thread(service.up, 1, 1)
         key = keys.read(service.home / NAME / "key")
-        async with (Watch(lambda: agents.fleet("127.0.0.1", service.port, key), {"prefill": 1, "decode": 1}) as watch,
+        async with (Watch(lambda: agents.fleet("127.0.0.1", service.admin, key), {"prefill": 1, "decode": 1}) as watch,
                     Lasting(service.url, LONG, references[LONG]) as stream,
                     Steady(service.url, CASES, references) as steady):
             assert len(await asyncio.to_thread(of_release, service, old)) == 4

@@ -46,8 +46,6 @@ class Service:
         self.home = folder / "home"
         self.file = folder / "service.yaml"
         self.port, self.members, self.admin = free_port(), free_port(), free_port()
-        self.has_admin = True
-        """The release that it runs knows of an admin port."""
         self.url = f"http://127.0.0.1:{self.port}"
         self.spec: dict[str, Any] = {}
         """Further sections of the document, from the next ``write`` on."""
@@ -77,7 +75,7 @@ class Service:
     def write(self, prefill: int, decode: int) -> None:
         """The document with these counts."""
         env = {**BASE_ENV, **self.engine_env}
-        ports = {"http": self.port, "members": self.members} | ({"admin": self.admin} if self.has_admin else {})
+        ports = {"http": self.port, "members": self.members, "admin": self.admin}
         self.file.write_text(yaml.safe_dump({
             "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME},
             "spec": {
