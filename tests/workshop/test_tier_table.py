@@ -38,7 +38,8 @@ def test_every_folder_of_tests_is_in_both_speeds_or_in_test_all() -> None:
 
 
 def test_marks_part_the_tiers_that_share_a_folder() -> None:
-    for folder, marks in (("tests/component", ["not engines", "engines and smoke", "engines and not smoke"]),
+    parts = ["not engines and not test_all", "engines and smoke", "test_all and not engines", "engines and not smoke"]
+    for folder, marks in (("tests/component", parts),
                           ("tests/kube", ["not test_all", "test_all"]), ("e2e", ["smoke", "not smoke"])):
         commands = [command for one in table.TIERS for command in one.commands if folder in command]
         found = [command[command.index("-m", 3) + 1] for command in commands]
