@@ -16,6 +16,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import pair_notes, record
+from xpyd_sidecar.contract.adapters import AdapterState
 from xpyd_sidecar.contract.group import MemberRanks
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import GroupConfig
@@ -71,10 +72,19 @@ def test_what_is_no_load_is_refused(text: bytes, message: str) -> None:
 
 def test_the_first_model_is_taken_unless_one_is_wanted() -> None:
     answer = b'{"data": [{"id": "a", "max_model_len": 10, "x": 1}, {"id": "b"}]}'
-    assert choose_model(answer, "") == ("a", 10, ("b",))
-    assert choose_model(answer, "b") == ("b", 0, ("a",))
+    assert choose_model(answer, "")[:3] == ("a", 10, ("b",))
+    assert choose_model(answer, "b")[:3] == ("b", 0, ("a",))
     with pytest.raises(BadAnswer, match=r"serves \['a', 'b'\], not 'c'"):
         choose_model(answer, "c")
+
+
+def test_adapters_that_the_server_tells_take_the_place_of_those_that_it_began_with() -> None:
+    served = choose_model(b'{"data": [{"id": "a"}, {"id": "alias"}, {"id": "begun", "parent": "a"}]}', "")
+    assert served.also == ("alias", "begun")
+    assert served.with_adapters(None) == served
+    state = AdapterState(loaded=("later",))
+    told = served.with_adapters(state)
+    assert (told.also, told.adapters) == (("alias", "later"), state)
 
 
 def test_an_engine_has_no_more_names_than_a_beat_may_have() -> None:

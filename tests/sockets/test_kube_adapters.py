@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
-from kube_documents import pod
+from kube_documents import document, pod
+from memory_api import MemoryApi
 
 from xpyd_operator.kube import calls
 from xpyd_operator.kube.adapters import AGAIN_S, AdapterOrders
+from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_sidecar.contract import adapters, signing
 from xpyd_sidecar.contract.adapters import Adapter, AdapterOrder, AdapterReport
@@ -59,7 +62,11 @@ async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
 @pytest.fixture
 async def orders() -> AsyncIterator[AdapterOrders]:
     async with aiohttp.ClientSession() as session:
-        yield AdapterOrders(session, "team-a/qwen", timeout_s=5.0)
+        cache = WatchCache()
+        cache.seen(OWNER_KIND, MemoryApi().put(OWNER_KIND, document()))
+        owner = cache.get(OWNER_KIND, "team-a", "qwen")
+        assert owner is not None
+        yield AdapterOrders(session, owner, timeout_s=5.0)
 
 
 def seen() -> Facts:
@@ -106,3 +113,10 @@ async def test_an_agent_that_cannot_be_told_is_said_once_and_asked_again(
     agent.status = 202
     await orders.distribute(SQL, [seen()], fleet(None), key_of, 103.0)
     assert len(agent.told) == 4
+
+
+async def test_pods_of_others_and_members_of_groups_are_not_told(agent: Agent, orders: AdapterOrders) -> None:
+    others = [msgspec.structs.replace(seen(), **change) for change in (
+        {"owner": "another"}, {"component": "router"}, {"ip": ""})]
+    await orders.distribute(SQL, others, fleet(None), key_of, 100.0)
+    assert (agent.told, orders.waits) == ([], False)

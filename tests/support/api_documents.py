@@ -56,14 +56,14 @@ GATEWAY = {"parentRefs": [{"name": "public", "namespace": "gateways"}]}
 SQL = {"name": "sql", "source": "/adapters/sql"}
 MALFORMED: dict[str, Bad] = {
     # LoRA adapters
-    "an adapter twice": bad("adapters[1].name", "each may stand once", {"spec.adapters": [SQL, SQL]}),
-    "an adapter as the model": bad("adapters[0].name", "write another one", {
+    "an adapter twice": bad("spec.adapters[1].name", "each may stand once", {"spec.adapters": [SQL, SQL]}),
+    "an adapter as the model": bad("spec.adapters[0].name", "write another one", {
         "spec.adapters": [{**SQL, "name": "tiny"}], "spec.model.servedName": "tiny"}),
-    "names of adapters too long": bad("adapters", "at most 32768", {
+    "names of adapters too long": bad("spec.adapters", "at most 32768", {
         "spec.adapters": [{**SQL, "name": f"{number}{'x' * 120}"} for number in range(300)]}, server=False),
-    "an adapter of several pods": bad("adapters", "--lora-modules", {
+    "an adapter of several pods": bad("spec.adapters", "--lora-modules", {
         "spec.adapters": [SQL], "spec.decode.parallelism": {"tensor": 2, "pods": 2}}),
-    "a folder with a revision": bad("adapters[0].revision", "only for a hub id", {
+    "a folder with a revision": bad("spec.adapters[0].revision", "only for a hub id", {
         "spec.adapters": [{**SQL, "revision": "v1"}]}),
     # The document itself
     "a list": Bad([1, 2], "document", "must be a section"),

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import aiohttp
 
 from xpyd_operator.kube import calls
+from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts
 from xpyd_operator.kube.fleet import KeyOf
+from xpyd_operator.render import labels
 from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.fleet import Fleet
@@ -29,10 +31,10 @@ WIDTH = 4
 class AdapterOrders:
     """The orders of one service."""
 
-    def __init__(self, session: aiohttp.ClientSession, where: str, *, timeout_s: float = 2.0) -> None:
-        """``where``: namespace and name of the service, for the log."""
+    def __init__(self, session: aiohttp.ClientSession, owner: Entry, *, timeout_s: float = 2.0) -> None:
         self._session = session
-        self._where = where
+        self._owner = owner.uid
+        self._where = f"{owner.namespace}/{owner.name}"
         self._timeout_s = timeout_s
         self._told: dict[str, tuple[str, float]] = {}
         """uid of a pod → which order it took, and when."""
@@ -43,7 +45,9 @@ class AdapterOrders:
     async def distribute(
         self, order: AdapterOrder, pods: Sequence[Facts], fleet: Fleet | None, key_of: KeyOf, now: float
     ) -> None:
-        """Tell those who do not follow ``order``. ``pods``: usable ones of engines, of one pod each."""
+        """Tell those who do not follow ``order``, of ``pods`` with the service's name: its engines of one pod each."""
+        pods = [pod for pod in pods if pod.owner == self._owner and pod.usable and pod.member is None
+                and pod.component == labels.ENGINE]
         there = {pod.uid for pod in pods}
         self._told = {uid: told for uid, told in self._told.items() if uid in there}
         self._complained = {uid: why for uid, why in self._complained.items() if uid in there}

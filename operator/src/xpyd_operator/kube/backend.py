@@ -69,25 +69,20 @@ class KubeBackend:
         self._gateway = ServiceGateway(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = Told()
-        self._named: list[str] = []
-        """Objects of others whose names we need, as the last round knew them."""
+        self._named: list[str] = []  # objects of others whose names we need, as the last round knew them
         self._groups = PodGroups(shared.api, entry, self.holds)
         self._pods = Pods(shared.api, shared.cache, entry, self.holds, self._groups)
         self._presence = Presence(shared.cache, shared.settings, keys=self._keys, choice=self._choice, groups=self._groups,
                                   pods=self._pods)
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=self._settings.fleet_timeout_s)
-        self._adapters = AdapterOrders(shared.session, f"{entry.namespace}/{entry.name}",
-                                       timeout_s=self._settings.fleet_timeout_s)
+        self._adapters = AdapterOrders(shared.session, entry, timeout_s=self._settings.fleet_timeout_s)
         self._switching = False
         self._several = False  # there are instances of several pods
         self._before = False  # there are pods of a service of this name that was deleted
         self._place_after = 0.0  # when such instances are made again (``Remove.pause_s``)
-        self._placed: frozenset[str] = frozenset()
-        """uids of pods that have a node."""
-        self._freed = 0.0
-        """When one of them was gone."""
-        self._waits_until = 0.0
-        """When a surplus has waited long enough for the other role to want it."""
+        self._placed: frozenset[str] = frozenset()  # uids of pods that have a node
+        self._freed = 0.0  # when one of them was gone
+        self._waits_until = 0.0  # when a surplus has waited long enough for the other role to want it
 
     # What is wanted
 
@@ -235,14 +230,10 @@ class KubeBackend:
             if self._several and not desired.suspended_since:
                 await make_whole(self._pods, self._blueprint, gangs, round_, now, lacking=lacking)
 
-        async def switches() -> None:
+        async def agents() -> None:
             await self._switches.tend(self._told.fleet, self._key_of)
-
-        async def adapters() -> None:
             pods = [pod.derived(facts) for pod in self._cache.of_service("Pod", self.namespace, self.name)]
-            engines = [each for each in pods if each.owner == self.uid and each.usable and each.member is None
-                       and each.component == labels.ENGINE]
-            await self._adapters.distribute(desired.adapters, engines, self._told.fleet, self._key_of, now)
+            await self._adapters.distribute(desired.adapters, pods, self._told.fleet, self._key_of, now)
 
         async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
@@ -250,7 +241,7 @@ class KubeBackend:
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
                                      held_up=" ".join(each.message for each in self.holds.waiting))
 
-        await in_turn((ends, key, children, gateway, groups, whole, switches, adapters, planner), lambda error: (
+        await in_turn((ends, key, children, gateway, groups, whole, agents, planner), lambda error: (
             isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))
 
     async def apply(self, action: Action) -> None:

@@ -180,23 +180,18 @@ class LocalBackend:
     """One action at a time: they share the host's devices and ports."""
 
     async def prepare(self, round_: Round) -> None:
-        """Tell the agents that do not know their role yet, or whose router does not, once more; and those that follow
-        another order of adapters.
+        """Tell agents their role where they, or the router, do not know it yet, and their adapters where others are told.
 
         Raises:
             LocalError: one does not answer.
         """
-        for seen in round_.observed.instances:
-            if seen.switching and not seen.leaving and seen.name not in self._tasks.working():
-                instance = self.instance(seen.name)
-                told = instance.told()
-                if told is not None:
-                    await agents.assign(instance.run_dir, told)
-        order = round_.desired.adapters
-        for seen in round_.observed.instances:
-            heard = seen.adapters.order if seen.adapters is not None else ""
-            if seen.ready and not follows(heard, order) and seen.name not in self._tasks.working():
-                await agents.order_adapters(self.instance(seen.name).run_dir, order)
+        order, working = round_.desired.adapters, self._tasks.working()
+        for seen in [each for each in round_.observed.instances if each.name not in working]:
+            instance = self.instance(seen.name)
+            if seen.switching and not seen.leaving and (told := instance.told()) is not None:
+                await agents.assign(instance.run_dir, told)
+            if seen.ready and not follows(seen.adapters.order if seen.adapters is not None else "", order):
+                await agents.order_adapters(instance.run_dir, order)
 
     async def apply(self, action: Action) -> None:
         """Begin one action; a drain is asked for at once.
