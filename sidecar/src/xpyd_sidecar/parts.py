@@ -17,7 +17,7 @@ OF_ENGINES = "numpy"
 """What a part needs that an operator or a router does without, where engines run elsewhere."""
 
 
-def compiled() -> dict[str, bool]:
+def compiled_parts() -> dict[str, bool]:
     """By what each part stands for: whether it was compiled and taken. Parts of engines are left out where none can run."""
     found = {}
     for module, what in PARTS.items():
@@ -31,7 +31,7 @@ def compiled() -> dict[str, bool]:
 
 def describe() -> str:
     """``compiled``; else what is not, and why that matters."""
-    found = compiled()
+    found = compiled_parts()
     absent = [what for what, taken in found.items() if not taken]
     if not absent:
         return "compiled"
