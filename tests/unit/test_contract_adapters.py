@@ -39,13 +39,21 @@ def test_an_order_of_too_many_names_is_refused_and_the_largest_one_fits_into_a_c
     names = [f"{index:04}{'x' * 28}" for index in range(adapters.MOST)]
     most = adapters.order_of(tuple(Adapter(name, "/" + "s" * 511, "r" * 256) for name in names))
     assert len(adapters.encode(most)) <= adapters.MOST_BYTES
-    told = msgspec.msgpack.encode((names, [AdapterProblem("n" * 128, "é" * 150)] * adapters.MOST_PROBLEMS))
+    recent = adapters.latest([f"{index}{'x' * 120}" for index in range(adapters.MOST)])
+    told = msgspec.msgpack.encode((names, recent, [AdapterProblem("n" * 128, "é" * 150)] * adapters.MOST_PROBLEMS))
     assert len(told) <= MAX_MESSAGE - 16 * 1024, "and something is left for what else a beat says"
     assert MAX_ALSO > adapters.MOST
     with pytest.raises(ValueError, match=f"{adapters.MOST + 1} adapters"):
         adapters.order_of((*most.adapters, SQL))
     with pytest.raises(ValueError, match="bytes together"):
         adapters.order_of(tuple(Adapter(f"{index}-{'x' * 100}", "/x") for index in range(400)))
+
+
+def test_of_those_used_last_the_latest_are_told() -> None:
+    assert adapters.latest(("a", "b")) == ("a", "b")
+    assert adapters.latest([str(index) for index in range(1000)])[-2:] == ("998", "999")
+    assert len(adapters.latest([str(index) for index in range(1000)])) == adapters.MOST_RECENT
+    assert adapters.latest(("é" * adapters.RECENT_BYTES, "b")) == ("b",)
 
 
 def test_a_state_of_another_order_tells_nothing_of_this_one() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final
@@ -36,7 +37,9 @@ NAMES_BYTES: Final = 32 << 10
 MOST_BYTES: Final = 1 << 20
 """Of an order."""
 MOST_RECENT: Final = 256
-"""Adapters used last that are told of."""
+"""Adapters used last that are told of,"""
+RECENT_BYTES: Final = 8 << 10
+"""and bytes of their names."""
 MOST_PROBLEMS: Final = 8
 """That a beat tells of; the first by name."""
 REASON_BYTES: Final = 300
@@ -120,6 +123,18 @@ def order_of(adapters: tuple[Adapter, ...]) -> AdapterOrder:
     if (size := sum(map(len, names))) > NAMES_BYTES:
         raise ValueError(f"the names of adapters have {size} bytes together, at most {NAMES_BYTES}")
     return AdapterOrder(found)
+
+
+def latest(names: Sequence[str]) -> tuple[str, ...]:
+    """The last of these, as many as a beat tells of."""
+    found: list[str] = []
+    size = 0
+    for name in reversed(names[-MOST_RECENT:]):
+        size += len(name.encode())
+        if size > RECENT_BYTES:
+            break
+        found.append(name)
+    return tuple(reversed(found))
 
 
 def encode(order: AdapterOrder) -> bytes:

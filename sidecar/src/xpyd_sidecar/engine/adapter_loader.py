@@ -189,7 +189,7 @@ class AdapterLoader:
         own = self._own - self._leaves.keys() - {each.name for each in self._order.adapters}
         told = tuple(sorted(own | self._loaded.keys()))
         state = AdapterState(self._order.digest if self._known else "", told, problems[:adapters.MOST], self._host.slots,
-                             self._host.recent())
+                             adapters.latest(self._host.recent()))
         if state != self._said:
             adapters.write_state(self._run_dir, state)
             self._said = state
