@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,10 @@ def test_the_life_of_a_service(walk: WalkedService, operator: FullCluster, image
     with step("8 stop the core of the only decode engine", walk):
         restarts = walk.restarts(decode)
         assert walk.kubectl("exec", decode, "-c", "main", "--", "python3", "-c", STOP_CORE).split()
-        wait_until(lambda: walk.restarts(decode) > restarts, CORE_S, "the engine is restarted")
+        with ThreadPoolExecutor() as pool:  # without a request, one that stands still has nothing to do
+            waits = pool.submit(asked, walk, f"{url}/v1")
+            wait_until(lambda: walk.restarts(decode) > restarts, CORE_S, "the engine is restarted")
+            waits.exception()  # whatever it heard: nobody else decodes
         walk.wait_ready("1P1D")
         assert asked(walk, f"{url}/v1") == [first]
     with step("9 upgrade the operator and roll it back, under load", walk), walk.traffic(least=10) as ended:
