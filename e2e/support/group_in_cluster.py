@@ -116,7 +116,7 @@ class GroupInCluster(ServiceInCluster):
             found[group] = found.get(group, True) and conditions.get("Ready") == "True"
         return found
 
-    def uids(self, *, ending: bool = True) -> set[str]:
+    def member_uids(self, *, ending: bool = True) -> set[str]:
         """Of all members, or of those that stay."""
         found = self.get("pods", "-l", f"xpyd.dev/service={self.name},xpyd.dev/role=prefill")["items"]
         return {str(pod["metadata"]["uid"]) for pod in found if ending or "deletionTimestamp" not in pod["metadata"]}

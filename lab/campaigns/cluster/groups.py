@@ -158,7 +158,7 @@ def test_an_evicted_follower_takes_its_group_along_and_no_request_fails(service:
 def test_a_drained_node_gives_up_one_group_after_the_other_and_no_request_fails(service: GroupInCluster) -> None:
     """``kubectl drain``. There is one node, which takes new pods again at once, as another node would."""
     service.want(2)
-    before = service.uids()
+    before = service.member_uids()
     (node,) = service.cluster.kubectl.get("nodes")["items"]
     name = node["metadata"]["name"]
     drain = ("drain", name, f"--pod-selector=xpyd.dev/service={service.name},xpyd.dev/member", "--delete-emptydir-data",
@@ -173,7 +173,7 @@ def test_a_drained_node_gives_up_one_group_after_the_other_and_no_request_fails(
             least = min(least, sum(service.ready().values()))
             time.sleep(1.0)
         drained.result()
-        assert not before & service.uids(), "all of them were evicted"
+        assert not before & service.member_uids(), "all of them were evicted"
         wait_until(lambda: service.answers(2), BACK_S, "both groups are back")
         back_s = time.monotonic() - began
     note(RESULT, "a drained node", ended, seconds=back_s, fewest_groups=least)
@@ -188,7 +188,7 @@ def test_while_the_kubelet_is_away_a_group_that_serves_stays_and_one_that_does_n
 
     There is one node, so no Service has an endpoint meanwhile, that of DNS neither: the router is asked by its address.
     """
-    before = service.uids()
+    before = service.member_uids()
     spaces = [service.kubectl("exec", pod, "-c", "main", "--", "readlink", "/proc/1/ns/pid").strip()
               for pod in service.members()]
     (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
@@ -197,15 +197,15 @@ def test_while_the_kubelet_is_away_a_group_that_serves_stays_and_one_that_does_n
         try:
             wait_until(lambda: not any(service.ready().values()), 120, "the node is lost")
             time.sleep(30)
-            assert service.uids() == before, "it serves, so nothing is done to it"
+            assert service.member_uids() == before, "it serves, so nothing is done to it"
             for pid in of_namespaces(spaces):
                 os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: len(service.members()) == 2 and not before & service.uids(ending=False), 120, "a new group")
+            wait_until(lambda: len(service.members()) == 2 and not before & service.member_uids(ending=False), 120, "a new group")
         finally:
             service.cluster.start("kubelet")
         wait_until(service.answers, BACK_S, "the new group serves")
     note(RESULT, "a lost kubelet", ended)
-    wait_until(lambda: not before & service.uids(), 120, "the old one is gone")
+    wait_until(lambda: not before & service.member_uids(), 120, "the old one is gone")
 
 
 def addresses(service: GroupInCluster, pod: Any) -> list[str]:
