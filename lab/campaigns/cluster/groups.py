@@ -200,7 +200,8 @@ def test_while_the_kubelet_is_away_a_group_that_serves_stays_and_one_that_does_n
             assert service.member_uids() == before, "it serves, so nothing is done to it"
             for pid in of_namespaces(spaces):
                 os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: len(service.members()) == 2 and not before & service.member_uids(ending=False), 120, "a new group")
+            wait_until(lambda: len(service.members()) == 2 and not before & service.member_uids(ending=False), 120,
+                       "a new group")
         finally:
             service.cluster.start("kubelet")
         wait_until(service.answers, BACK_S, "the new group serves")
