@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -370,42 +371,49 @@ def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: 
     return {signing.HEADER: signing.sign(keys.derive(key, "agent call"), call), "Content-Type": "application/json"}
 
 
-async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def reachable(run_dir: Path) -> AsyncIterator[tuple[Running, HostPort, aiohttp.ClientSession]]:
+    """An agent that takes signed calls, once a router has heard that it is ready; where; and a client."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
-    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
+    async with FakeEngine(run_dir) as engine, aiohttp.ClientSession() as session:
         engine.write_record()
         router = FakeRouter()
-        running = Running(engine, router, tmp_path, listen=address)
+        running = Running(engine, router, run_dir, listen=address)
         try:
             await router.wait_beat(lambda beat: beat.state is State.READY)
-            url, body = f"http://{address}/role", b'{"role": "prefill", "epoch": 2}'
-            for token in ("", f"Bearer {keys.admin_token(KEY)}", "Bearer \u00e9"):
-                async with session.post(url, data=body, headers={"Authorization": token}) as answer:
-                    assert answer.status == 401
-                    assert (await answer.json())["error"] == "a signed call of the operator is needed"
-            other = ServiceKey(bytes(32))
-            for wrong in (signed(b"{}"), signed(body, key=other), signed(body, instance="d1"), signed(body, "POST", "/x")):
-                async with session.post(url, data=body, headers=wrong) as answer:
-                    assert (answer.status, "signature is wrong" in (await answer.json())["error"]) == (401, True)
-            async with session.get(f"http://{address}/status", headers=signed(b"", "GET", "/status")) as answer:
-                assert answer.status == 404, "nothing else is served here"
-            async with session.post(url, data=b"x" * 5000, headers=signed(b"x" * 5000)) as answer:
-                assert answer.status == 413
-            assert (await running.ask("GET", "/status"))[1]["epoch"] == 1
-            right = signed(body)
-            async with session.post(url, data=body, headers=right) as answer:
-                assert answer.status == 200
-            await router.wait_beat(lambda beat: beat.role is Role.PREFILL)
-            async with session.post(url, data=body, headers=right) as answer:
-                assert (answer.status, (await answer.json())["error"]) == (401, "the call was taken already")
+            yield running, address, session
         finally:
             await running.end()
             await router.close()
-        async with aiohttp.ClientSession() as other:
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await other.post(url, data=body)
+
+
+async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path) -> None:
+    async with reachable(tmp_path) as (running, address, session):
+        url, body = f"http://{address}/role", b'{"role": "prefill", "epoch": 2}'
+        for token in ("", f"Bearer {keys.admin_token(KEY)}", "Bearer \u00e9"):
+            async with session.post(url, data=body, headers={"Authorization": token}) as answer:
+                assert answer.status == 401
+                assert (await answer.json())["error"] == "a signed call of the operator is needed"
+        other = ServiceKey(bytes(32))
+        for wrong in (signed(b"{}"), signed(body, key=other), signed(body, instance="d1"), signed(body, "POST", "/x")):
+            async with session.post(url, data=body, headers=wrong) as answer:
+                assert (answer.status, "signature is wrong" in (await answer.json())["error"]) == (401, True)
+        async with session.get(f"http://{address}/status", headers=signed(b"", "GET", "/status")) as answer:
+            assert answer.status == 404, "nothing else is served here"
+        async with session.post(url, data=b"x" * 5000, headers=signed(b"x" * 5000)) as answer:
+            assert answer.status == 413
+        assert (await running.ask("GET", "/status"))[1]["epoch"] == 1
+        right = signed(body)
+        async with session.post(url, data=body, headers=right) as answer:
+            assert answer.status == 200
+        await running.router.wait_beat(lambda beat: beat.role is Role.PREFILL)
+        async with session.post(url, data=body, headers=right) as answer:
+            assert (answer.status, (await answer.json())["error"]) == (401, "the call was taken already")
+    async with aiohttp.ClientSession() as other:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await other.post(url, data=body)
 
 
 async def test_an_address_that_is_taken_ends_the_agent_with_its_field(tmp_path: Path) -> None:
@@ -451,54 +459,33 @@ async def test_an_agent_that_begins_anew_knows_the_order_of_before(tmp_path: Pat
 
 
 async def test_over_the_network_an_order_needs_a_signed_call_and_may_be_large(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
     large = adapters.order_of(tuple(Adapter(f"adapter-{index}", "/" + "x" * 400) for index in range(adapters.MOST)))
-    body, url = adapters.encode(large), f"http://{address}{adapters.PATH}"
-    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
-        engine.write_record()
-        router = FakeRouter()
-        running = Running(engine, router, tmp_path, listen=address)
-        try:
-            await router.wait_beat(lambda beat: beat.state is State.READY)
-            for headers in ({}, signed(body), signed(body, path=adapters.PATH, key=ServiceKey(bytes(32)))):
-                async with session.post(url, data=body, headers=headers) as answer:
-                    assert answer.status == 401
-            assert adapters.read_order(tmp_path) is None
-            async with session.post(url, data=body, headers=signed(body, path=adapters.PATH)) as answer:
-                assert answer.status == 202
-            assert adapters.read_order(tmp_path) == large
-            too_much = b"x" * (adapters.MOST_BYTES + 1)
-            async with session.post(url, data=too_much, headers=signed(too_much, path=adapters.PATH)) as answer:
-                assert answer.status == 413
-        finally:
-            await running.end()
-            await router.close()
+    body = adapters.encode(large)
+    async with reachable(tmp_path) as (_, address, session):
+        url = f"http://{address}{adapters.PATH}"
+        for headers in ({}, signed(body), signed(body, path=adapters.PATH, key=ServiceKey(bytes(32)))):
+            async with session.post(url, data=body, headers=headers) as answer:
+                assert answer.status == 401
+        assert adapters.read_order(tmp_path) is None
+        async with session.post(url, data=body, headers=signed(body, path=adapters.PATH)) as answer:
+            assert answer.status == 202
+        assert adapters.read_order(tmp_path) == large
+        too_much = b"x" * (adapters.MOST_BYTES + 1)
+        async with session.post(url, data=too_much, headers=signed(too_much, path=adapters.PATH)) as answer:
+            assert answer.status == 413
 
 
 async def test_bodies_that_do_not_come_keep_no_order_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "LARGE_S", 0.5)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
     body = adapters.encode(SQL)
-    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
-        engine.write_record()
-        router = FakeRouter()
-        running = Running(engine, router, tmp_path, listen=address)
-        try:
-            await router.wait_beat(lambda beat: beat.state is State.READY)
-            halves = []
-            for _ in range(2 * remote_module.LARGE):
-                halves.append((await asyncio.open_connection(*address.rsplit(":", 1)))[1])
-                head = f"POST {adapters.PATH} HTTP/1.1\r\nHost: x\r\n{signing.HEADER}: v1\r\nContent-Length: 100000\r\n\r\n"
-                halves[-1].write(head.encode())
-            async with session.post(f"http://{address}{adapters.PATH}", data=body,
-                                    headers=signed(body, path=adapters.PATH)) as answer:
-                assert answer.status == 202
-            for half in halves:
-                half.close()
-        finally:
-            await running.end()
-            await router.close()
+    async with reachable(tmp_path) as (_, address, session):
+        halves = []
+        for _ in range(2 * remote_module.LARGE):
+            halves.append((await asyncio.open_connection(*address.rsplit(":", 1)))[1])
+            head = f"POST {adapters.PATH} HTTP/1.1\r\nHost: x\r\n{signing.HEADER}: v1\r\nContent-Length: 100000\r\n\r\n"
+            halves[-1].write(head.encode())
+        async with session.post(f"http://{address}{adapters.PATH}", data=body,
+                                headers=signed(body, path=adapters.PATH)) as answer:
+            assert answer.status == 202
+        for half in halves:
+            half.close()

@@ -54,7 +54,8 @@ class AdapterOrders:
         if fleet is None:
             return
         heard = {each.instance: each.adapters.order if each.adapters is not None else "" for each in fleet.instances}
-        deaf = [pod for pod in pods if pod.instance in heard and not adapters.follows(heard[pod.instance], order)]
+        others = {told for told in set(heard.values()) if not adapters.follows(told, order)}
+        deaf = [pod for pod in pods if heard.get(pod.instance) in others]
         self.waits = bool(deaf)
         due = [pod for pod in deaf if not self._lately(pod, order.digest, now)]
         if not due:

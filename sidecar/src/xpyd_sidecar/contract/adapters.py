@@ -199,12 +199,12 @@ def report(order: AdapterOrder | None, state: AdapterState | None) -> AdapterRep
     state = state or AdapterState()
     if order is None:
         return AdapterReport(slots=state.slots)
-    names = {each.name for each in order.adapters}
+    names, digest = {each.name for each in order.adapters}, order.digest
     # A state of another order may know another adapter by the same name.
-    follows = state.order == order.digest
+    follows = state.order == digest
     there = names & set(state.loaded) if follows else set()
     problems = tuple(each for each in state.problems if each.name in names) if follows else ()
-    return AdapterReport(order.digest, len(names - there), problems[:MOST_PROBLEMS], state.slots)
+    return AdapterReport(digest, len(names - there), problems[:MOST_PROBLEMS], state.slots)
 
 
 def follows(heard: str, order: AdapterOrder) -> bool:

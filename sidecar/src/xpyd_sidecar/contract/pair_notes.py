@@ -49,12 +49,12 @@ class PairNotes(msgspec.Struct, frozen=True):
     links: LinkWords = ()
 
 
-def cut(words: str) -> str:
-    """Words of any length, as long as they may be."""
+def cut(words: str, most: int = WORDS_MAX) -> str:
+    """Words of any length, as long as they may be: ``most`` bytes."""
     raw = words.encode(errors="replace")
-    if len(raw) <= WORDS_MAX:
+    if len(raw) <= most:
         return raw.decode()
-    return raw[:WORDS_MAX - len(MORE.encode())].decode(errors="ignore") + MORE
+    return raw[:most - len(MORE.encode())].decode(errors="ignore") + MORE
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.contract import adapters
-from xpyd_sidecar.contract.adapters import Adapter, AdapterOrder, AdapterProblem, AdapterState
+from xpyd_sidecar.contract.adapters import REASON_BYTES, Adapter, AdapterOrder, AdapterProblem, AdapterState
+from xpyd_sidecar.contract.pair_notes import cut
 from xpyd_sidecar.engine import adapter_files
 from xpyd_sidecar.engine.adapter_files import AdapterMissing
 from xpyd_sidecar.engine.compat.adapters import AdapterRefused
@@ -75,8 +76,8 @@ class AdapterLoader:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._order = AdapterOrder()
-        self._known = False
-        """An order was read."""
+        self._digest = ""
+        """Of the order; empty: none was read."""
         self._loaded: dict[str, Adapter] = {}
         """What was loaded by an order, by name."""
         self._own = frozenset(host.paths())
@@ -102,17 +103,18 @@ class AdapterLoader:
         for name, path in self._host.paths().items():
             await self._name_by_digest(name, path)
         while True:
+            goes_on = False
             try:
-                await self.step()
+                goes_on = await self.step()
                 self._problem = ""
             except OSError as error:
                 if str(error) != self._problem:
                     logger.warning("xpyd: adapters cannot be told of: %s", error)
                 self._problem = str(error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(0 if goes_on else LOOK_S)
 
-    async def step(self) -> None:
-        """Look at the order, and make at most one step towards it.
+    async def step(self) -> bool:
+        """Look at the order, and make at most one step towards it; whether an adapter was tried, so that more may follow.
 
         Raises:
             OSError: the run folder cannot be read or written to.
@@ -127,9 +129,11 @@ class AdapterLoader:
             self._own -= {name}
             self._host.unload(name)
             logger.info("xpyd: adapter %s was unloaded", name)
-        if (adapter := self._next(now)) is not None:
+        adapter = self._next(now)
+        if adapter is not None:
             await self._load(adapter)
         self._tell()
+        return adapter is not None
 
     def _read(self) -> None:
         try:
@@ -139,9 +143,9 @@ class AdapterLoader:
                 logger.warning("xpyd: the order of adapters is not followed: %s", error)
             self._problem = str(error)
             return
-        if order is None or (self._known and order == self._order):
+        if order is None or (self._digest and order == self._order):
             return
-        self._order, self._known = order, True
+        self._order, self._digest = order, order.digest
         wanted = {each.name: each for each in order.adapters}
         self._failures = {name: one for name, one in self._failures.items() if wanted.get(name) == one.adapter}
         for name in self._loaded.keys() - wanted.keys():
@@ -184,18 +188,12 @@ class AdapterLoader:
         self._host.repath(name, str(found))
 
     def _tell(self) -> None:
-        problems = tuple(AdapterProblem(name, _cut(one.reason)) for name, one in sorted(self._failures.items())
-                         if name not in self._loaded)
+        problems = tuple(AdapterProblem(name, cut(" ".join(one.reason.split()), REASON_BYTES))
+                         for name, one in sorted(self._failures.items()) if name not in self._loaded)
         own = self._own - self._leaves.keys() - {each.name for each in self._order.adapters}
         told = tuple(sorted(own | self._loaded.keys()))
-        state = AdapterState(self._order.digest if self._known else "", told, problems[:adapters.MOST], self._host.slots,
+        state = AdapterState(self._digest, told, problems[:adapters.MOST], self._host.slots,
                              adapters.latest(self._host.recent()))
         if state != self._said:
             adapters.write_state(self._run_dir, state)
             self._said = state
-
-
-def _cut(reason: str) -> str:
-    line = " ".join(reason.split())
-    return line if len(line.encode()) <= adapters.REASON_BYTES else line.encode()[:adapters.REASON_BYTES - 3].decode(
-        errors="ignore") + "…"

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.balance.candidates import Rendezvous, score
+from xpyd_sidecar.router.balance.candidates import Rendezvous, name_key, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 FEW: Final = 2
@@ -60,21 +60,23 @@ class _Held:
             return
         self._beat_at = member.beat_at
         self.names = OrderedDict.fromkeys(told)
-        sent, self._sent = self._sent, []
-        for name in sent:
-            self.use(name, _slots(member))
+        for name in self._sent:
+            self._place(name, _slots(member))
         self._sent.clear()
 
     def use(self, name: str, slots: int) -> bool:
         """It is sent a request; whether it had the adapter."""
         had = name in self.names
+        self._place(name, slots)
+        self._sent.append(name)
+        del self._sent[:-SENT]
+        return had
+
+    def _place(self, name: str, slots: int) -> None:
         self.names[name] = None
         self.names.move_to_end(name)
         while len(self.names) > max(1, slots):
             self.names.popitem(last=False)
-        self._sent.append(name)
-        del self._sent[:-SENT]
-        return had
 
 
 class AdapterSlots:
@@ -100,7 +102,7 @@ class AdapterSlots:
             return having or candidates
         spare = [one for one in free if len(self._of(one)) < _slots(one)]
         if spare:
-            return [spare[next(self._rendezvous.order(spare[0].role, spare, _key(name)))]]
+            return [spare[next(self._rendezvous.order(spare[0].role, spare, name_key(name)))]]
         shared = self._shared(candidates)
         alike = [one for one in free if (one.name in shared) is not (self._asked[name] > self._often)]
         if self._asked[name] > self._often and shared:
@@ -151,11 +153,3 @@ def _slots(member: FleetMember) -> int:
 def _parts(candidates: Sequence[FleetMember]) -> int:
     """How many instances are shared by what is seldom asked for."""
     return math.floor(len(candidates) / SHARED)
-
-
-def _key(name: str) -> int:
-    """A key of the name that every router finds."""
-    found = 0xCBF29CE484222325
-    for byte in name.encode():
-        found = (found ^ byte) * 0x100000001B3 & (1 << 64) - 1
-    return found >> 32 | 1

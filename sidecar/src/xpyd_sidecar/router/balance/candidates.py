@@ -75,7 +75,8 @@ class Mean:
 
 
 @lru_cache(maxsize=8192)
-def _constant(name: str) -> int:
+def name_key(name: str) -> int:
+    """An odd number that every router makes of a name: an instance's constant, or the key of what is named so."""
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") & _WEIGHT | 1
 
 
@@ -98,7 +99,7 @@ class Rendezvous:
     def _weights(self, role: Role, candidates: Sequence[FleetMember], key: int) -> list[int]:
         seen, constants = self._seen.get(role, ((), []))
         if seen is not candidates:
-            constants = [_constant(member.name) for member in candidates]
+            constants = [name_key(member.name) for member in candidates]
             if isinstance(candidates, tuple):  # a list may change
                 self._seen[role] = (candidates, constants)
         key &= _WEIGHT
