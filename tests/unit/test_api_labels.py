@@ -90,7 +90,7 @@ def test_labels_are_the_same_in_every_process() -> None:
     assert sorted(label.hex() for label in labels("completions", prompt="hello you")) == PINNED
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=80), JSON, max_size=40), JSON, st.text(max_size=20))
 def test_whatever_was_sent_has_a_bounded_number_of_labels(fields: dict[str, Any], messages: Any, model: str) -> None:
     raw = {name: Raw(json.dumps(value).encode()) for name, value in (fields | {"messages": messages}).items()}

@@ -8,6 +8,7 @@ from collections import deque
 import msgspec
 import pytest
 from members import member
+from more_cases import more
 
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.membership import Load
@@ -70,7 +71,7 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("routers", [1, 3])
+@pytest.mark.parametrize("routers", [1, *more([3])])
 def test_a_limit_costs_no_throughput(name: str, routers: int) -> None:
     engine = ENGINES[name]
     without, _, _ = run(engine, ConcurrencyLimits(fixed=10**6), routers=routers)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from more_cases import more
 
 from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.router.balance.quotas import BURST_S, DAY_S, Quotas, TenantAccount, TokenReservation
@@ -194,7 +195,7 @@ def test_it_does_what_adding_up_says(events: list[tuple[int, int, int, bool]], m
         assert one.in_flight == len(open_)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *more(range(2, 5))])
 def test_an_hour_of_a_flood_takes_its_limit_within_one_percent(seed: int) -> None:
     """Answers are shorter than they may be, longer than they were, or not known; requests come far faster than allowed."""
     rng, one, now, spent = random.Random(seed), account(tokens_per_minute=60_000), 0.0, 0

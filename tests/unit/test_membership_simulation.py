@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from membership_sim import World
-from more_cases import more
 
 from xpyd_sidecar.contract.ids import InstanceName
 
 MINUTES = 60.0
 
 
-@pytest.mark.parametrize("seed", [1, *more([2])])
+@pytest.mark.test_all
+@pytest.mark.parametrize("seed", [1, 2])
 def test_256_instances_with_a_tenth_of_beats_lost_for_ten_minutes_and_nobody_is_evicted(seed: int) -> None:
     world = World(256, seed=seed, lost=0.1)
     world.run(10 * MINUTES)

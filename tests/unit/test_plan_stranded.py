@@ -182,7 +182,7 @@ def shaken(random: Random) -> tuple[PodWorld, Desired]:
     return world, want
 
 
-@pytest.mark.parametrize("seed", [*range(4), *more(range(4, SEEDS))])
+@pytest.mark.parametrize("seed", [*range(2), *more(range(2, SEEDS))])
 def test_every_world_comes_to_what_is_wanted_or_to_rest(seed: int) -> None:
     for number in range(WORLDS):
         random = Random(f"{seed} {number}")

@@ -49,8 +49,8 @@ def static_loss(trace: Trace, begin_s: float, hours: float) -> float:
     return min(lost_after(run, begin_s) for run in runs)
 
 
-PERIODS = [(60, 60), (620, 400), (1200, 1200)]
-MORE_PERIODS = [(30, 30), (150, 150), (300, 300), (700, 400), (600, 600), (1600, 400)]
+PERIODS = [(60, 60), (620, 400)]
+MORE_PERIODS = [(1200, 1200), (30, 30), (150, 150), (300, 300), (700, 400), (600, 600), (1600, 400)]
 """Seconds low and high: one to forty minutes, and those that rise again just after a removal."""
 
 

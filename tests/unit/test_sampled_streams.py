@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from chi_square import p_of, upper_gamma
+from more_cases import more
 from sampled_streams import MAX_TOKENS, PLANTS, run
 from seam_judge import Sample, judge
 from toy_model import LONGER, PROMPT, DecodeStream, chances, decode, encode
@@ -62,7 +63,7 @@ def test_the_toy_model_has_what_requests_ask_for() -> None:
 
 
 @pytest.mark.parametrize(("streams", "fields"), [
-    (CAMPAIGN, {}), (200, {}), (200, {"min_tokens": MAX_TOKENS}), (200, {"temperature": 0.3})])
+    *more([(CAMPAIGN, {})]), (200, {}), (200, {"min_tokens": MAX_TOKENS}), (200, {"temperature": 0.3})])
 def test_streams_that_go_on_have_the_distribution_of_whole_ones(streams: int, fields: dict[str, Any]) -> None:
     samples = run(streams, 1, fields=fields)
     assert sum(one.cut and one.seam is not None for one in samples) > streams / 4

@@ -138,6 +138,7 @@ def test_the_planner_keeps_its_level_on_cuts_of_real_traces(
     assert again.ttft == run.ttft
 
 
+@pytest.mark.test_all
 def test_on_a_swing_the_planner_beats_every_static_choice_of_no_more_hours() -> None:
     trace = sinusoid(Random(1).random, length_s=3600.0, period_s=3600.0, rate=6.0)
     engine = preset("h200-32b")
@@ -152,6 +153,7 @@ def test_on_a_swing_the_planner_beats_every_static_choice_of_no_more_hours() -> 
     assert found.changes_per_h <= 30
 
 
+@pytest.mark.test_all
 def test_perfect_foresight_serves_a_step_that_nobody_could_see_coming() -> None:
     trace = [Arrival(index * 0.25, 4000, 20) for index in range(1200)]
     trace += [Arrival(300 + index * 0.05, 4000, 20) for index in range(6000)]
