@@ -260,7 +260,9 @@ def _begin(one: Accepted, *, waited: bool = False) -> Serving:
     if not asks.api:
         return serve(one, picks=context.picker.asked(PromptPrefix(b""), name=asks.model or ""), waited=waited)
     whose = one.key.encode("latin-1") + bytes(fields.get("model", b""))
-    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
+    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""), context.cut_seed)
+    if context.picker.holdings is not None:
+        asks.cuts = prefix.cuts
     picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED

@@ -78,6 +78,8 @@ class Asks(ABC):
     """Whether the client gets prefill's token."""
     prompt: Raw = Raw(b"")
     """As the client wrote it; empty where there is none."""
+    cuts: str = ""
+    """What engines are told that prefixes of its prompt are called; empty: nothing."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
     held: bool = False

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.priority import OWN, SHARED, PriorityBand
-from xpyd_sidecar.router.api.prompt import PromptLengths
+from xpyd_sidecar.router.api.prompt import PromptLengths, cut_seed
 from xpyd_sidecar.router.api.spending import AnswerLengths
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.demand import SharedDemand
@@ -70,6 +70,8 @@ class RequestContext:
         self.demand = SharedDemand(config.instance, self.quotas)
         self.salt_key = b""
         """Of the service: what keeps prefixes of tenants apart is made with it."""
+        self.cut_seed = 0
+        """What names of prefixes begin with in this service."""
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
@@ -166,7 +168,7 @@ class RequestContext:
 
     def serve_clients(self, clients: ClientKeys, salt_key: bytes) -> None:
         """Whose requests are taken from now on. ``salt_key``: of the service."""
-        self.clients, self.salt_key = clients, salt_key
+        self.clients, self.salt_key, self.cut_seed = clients, salt_key, cut_seed(salt_key)
         self.several = lambda: len(clients.keys) > 1
         clients.changed = lambda: self.quotas.take_over(clients.tenants, self.loop.time())
         clients.changed()
