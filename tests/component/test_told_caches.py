@@ -1,5 +1,5 @@
-"""Caches of real engines, told to routers: what these predict is what engines then find, also after evictions and at routers
-that begin later.
+"""Caches of real engines, told to routers: what these predict is what engines then find, after evictions, too, and at a
+router that begins later.
 """
 
 from __future__ import annotations

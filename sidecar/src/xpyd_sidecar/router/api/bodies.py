@@ -29,6 +29,8 @@ from xpyd_sidecar.router.api.surrogates import lone_surrogate
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
 _CUTS = prefix_cuts.FIELD.encode()
+_ENDINGS = frozenset({"add_generation_prompt", "continue_final_message"})
+"""Fields that say how a chat's messages end."""
 PROMPT: dict[Api, tuple[str, ...]] = {
     "completions": ("prompt",), "chat": ("messages",), "messages": ("system", "tools", "messages"),
     "responses": ("instructions", "tools", "input")}
@@ -204,6 +206,20 @@ def first_token_body(request: GenerationRequest, leg: legs.Leg, cuts: str = "") 
         body["min_tokens"] = Raw(b"1")
     body["stream"] = body["return_token_ids"] = Raw(b"true")
     body[legs.FIELD] = _params(request, leg, cuts)
+    return _encode(body)
+
+
+def may_end_with_answer(request: GenerationRequest) -> bool:
+    """Whether a chat's template can be given fewer of its messages: the request says nothing of how they end."""
+    return request.fields.keys().isdisjoint(_ENDINGS)
+
+
+def pulled_body(request: GenerationRequest, messages: bytes, leg: legs.Leg) -> bytes:
+    """A leg over the first messages of a chat, rendered as they are within it, for one token that nobody reads."""
+    body = one_token(request)
+    body["messages"] = Raw(messages)
+    body["add_generation_prompt"] = Raw(b"false")
+    body[legs.FIELD] = Raw(params_of(leg, request.api))
     return _encode(body)
 
 

@@ -140,6 +140,12 @@ class PromptPrefix(msgspec.Struct, eq=False):
         answer = ends[at + 1]
         return answer if _ASSISTANT in memoryview(self._raw)[cut:answer].tobytes() else cut
 
+    def messages_until(self, cut: int) -> bytes | None:
+        """Its messages up to this cut, as a list of JSON; None where no message ends there, or it is no list."""
+        if not self._chat or cut not in self._message_ends:
+            return None
+        return bytes(memoryview(self._raw)[:cut]) + b"]"
+
     def _made(self) -> Iterator[tuple[int, int]]:
         data, size = memoryview(self._raw)[:MAX_BYTES].tobytes(), len(self._raw)
         self._message_ends = ends = self._ends(data) if self._chat and size else [size] if size else []

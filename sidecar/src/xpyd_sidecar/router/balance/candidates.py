@@ -27,6 +27,8 @@ REFRESH = 16
 """The mean of n candidates is added up anew every n / ``REFRESH`` picks, so that its cost per pick does not grow with n."""
 SORT_AFTER = 8
 """The first few of an order are found one by one, which is cheaper than sorting: hardly ever are more of them asked for."""
+FEW_TOKENS = 1024
+"""So many tokens that wait are never too many."""
 UNTOLD = 1024
 """Tokens that a request counts for of which nobody tells them."""
 _WEIGHT = (1 << 30) - 1

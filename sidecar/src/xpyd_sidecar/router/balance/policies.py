@@ -17,15 +17,13 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, backlog, score
+from xpyd_sidecar.router.balance.candidates import FEW_TOKENS, Holdings, Mean, Rendezvous, backlog, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 MATCHED = 0.05
 """Share of a prompt that must be held to count: for less, the hash's agreement is worth more than what is saved."""
 FEW = 2
 """So many requests are never too many for the holder of a prefix, whatever the mean."""
-FEW_TOKENS = 1024
-"""So many tokens that wait are never too many."""
 BOUND = 1.25
 """Most requests of an instance, relative to the mean."""
 BOUND_TOKENS = 1.1

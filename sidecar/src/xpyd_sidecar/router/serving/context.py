@@ -39,6 +39,7 @@ from xpyd_sidecar.router.serving.hold import Hold
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.outlier_watch import OutlierWatch
 from xpyd_sidecar.router.serving.profiles import Profiles
+from xpyd_sidecar.router.serving.pulls import Pulls
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
@@ -90,6 +91,7 @@ class RequestContext:
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
+        self.pulls = Pulls(self.pool, self.farewells, lambda result: self.observer.metrics.count("pulls", result))
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.standby = Standby(enabled=router.wakes)
         self.hold = Hold(self.loop, ExpectedInstances(self.roster, self.standby), hold_s=router.hold_s,
@@ -259,6 +261,7 @@ class RequestContext:
         """Cut off what still waits or runs."""
         self.hold.close(reason)
         self.line.end(reason)
+        self.pulls.abort(reason)
         if self.audits is not None:
             self.audits.abort()
         self.servings.abort(reason)
