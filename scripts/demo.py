@@ -256,9 +256,12 @@ def run(model: str | None) -> bool:
             serve(url, served)
         return same and exact
     finally:
-        with suppress(OSError):  # perhaps nobody reads any more
-            say(f"$ xpyd down {name}")
-        xpyd("down", name)
+        try:
+            ignore_signals()
+            with suppress(OSError):  # perhaps nobody reads any more
+                say(f"$ xpyd down {name}")
+        finally:  # a signal may have come before it was ignored
+            xpyd("down", name)
 
 
 def serve(url: str, served: str) -> None:
@@ -271,14 +274,24 @@ def serve(url: str, served: str) -> None:
 
 
 def end_by(number: int, _: FrameType | None) -> NoReturn:
-    """Take everything down, as Ctrl-C does; another such signal changes nothing. After SIGHUP there is no terminal."""
+    """Take everything down, as Ctrl-C does; another such signal changes nothing."""
+    ignore_signals()
+    leave_terminal(number, None)
+    raise SystemExit(128 + number)
+
+
+def ignore_signals() -> None:
+    """End by no signal any more."""
     for each in ENDING:
-        signal.signal(each, lambda *_: None)
+        signal.signal(each, leave_terminal)
+
+
+def leave_terminal(number: int, _: FrameType | None) -> None:
+    """After SIGHUP there is no terminal: what is written from now on goes nowhere."""
     if number == signal.SIGHUP:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-    raise SystemExit(128 + number)
 
 
 def main() -> int:
