@@ -24,7 +24,8 @@ from xpyd_sidecar.router.serving import pulls
 pytestmark = pytest.mark.engines
 BLOCK = 32
 ARGS = ("--block-size", str(BLOCK), "--max-model-len", "8192", "--max-num-batched-tokens", "8192")
-LETTERS = [at + 2 for at, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())) if char.isascii() and char.isalpha()]
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+LETTERS = [at + 2 for at, char in enumerate(ALPHABET) if char.isascii() and char.isalpha()]
 """Tokens of which answers are made: their text is the same tokens again."""
 TURNS, ANSWER, WORDS = 10, 96, 160
 TEMPLATE = len("user: \nassistant: ") + len("\nassistant: ")
@@ -63,7 +64,8 @@ class Conversation:
     async def check(self) -> None:
         """The last answer is that of an engine that has nothing in its cache."""
         *self.messages, last = self.messages
-        cold = await self.answer(f"{self.cluster.decode[0].engine.url}/v1/chat/completions", cache_salt=f"{random.random()}")
+        engine = self.cluster.decode[0].engine
+        cold = await self.answer(f"{engine.url}/v1/chat/completions", cache_salt=f"{random.random()}")
         self.messages.append(last)
         assert last["content"] == cold
 

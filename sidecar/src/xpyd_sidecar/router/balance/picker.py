@@ -257,11 +257,11 @@ class Selection(Query, kw_only=True, eq=False):
         self._first = self.pair(alone=False)
         return self._first
 
-    def held(self, instance: InstanceName) -> int:
+    def held_bytes(self, instance: InstanceName) -> int:
         """Bytes of the prompt that an instance which was chosen probably held before."""
         return self._held.get(instance, 0)
 
-    def pulled(self, pair: Pair) -> None:
+    def on_pulled(self, pair: Pair) -> None:
         """Prefill of the pair has got what decode held."""
         if pair.prefill is not None:
             self._held[pair.prefill.instance] = self._held.get(pair.decode.instance, 0)

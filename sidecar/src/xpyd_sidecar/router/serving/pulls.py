@@ -87,7 +87,7 @@ class Pulls:
         pair = picks.first_pair()
         if pair is None or pair.prefill is None or _STATES in pair.decode.fingerprint:
             return None
-        there, here = picks.held(pair.decode.instance), picks.held(pair.prefill.instance)
+        there, here = picks.held_bytes(pair.decode.instance), picks.held_bytes(pair.prefill.instance)
         tokens = picks.tokens * (there - here) // len(picks.prefix)
         prefill, tells = pair.prefill.member, pair.decode.member.prefixes_seq > 0
         least = max(LEAST_TOKENS, GAIN * self._usual_s * prefill.computed_per_s)
@@ -98,12 +98,12 @@ class Pulls:
             return None
         return Pull(self, request, messages, picks, pair)
 
-    def begun(self, pull: Pull) -> None:
+    def on_begun(self, pull: Pull) -> None:
         """A pull has begun."""
         self._running.add(pull)
         self._of[pull.source] = self._of.get(pull.source, 0) + 1
 
-    def ended(self, pull: Pull, result: str, took_s: float) -> None:
+    def on_ended(self, pull: Pull, result: str, took_s: float) -> None:
         """It has ended so, after so many seconds."""
         self._running.discard(pull)
         self._of[pull.source] -= 1
@@ -151,7 +151,7 @@ class Pull(Sink, RequestHandler):
         assert prefill is not None
         self._began = loop.time()
         self._alarm = Alarm(loop, self._began + LIMIT_S, lambda: self._end("late"))
-        self._pulls.begun(self)
+        self._pulls.on_begun(self)
         peer = legs.Peer(prefill.instance, prefill.incarnation, prefill.control)
         self._ask(self._pair.decode, self._leg(Role.PREFILL, peer))
         self._ask(prefill, self._leg(Role.DECODE, None))
@@ -185,7 +185,7 @@ class Pull(Sink, RequestHandler):
         if call.head.status != 200:
             self._end("failed")
         elif not self._calls:
-            self._picks.pulled(self._pair)
+            self._picks.on_pulled(self._pair)
             self._end("ok")
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:  # noqa: ARG002 (Sink's names)
@@ -205,4 +205,4 @@ class Pull(Sink, RequestHandler):
             call.cancel()
             if number and self._pair.prefill is not None:  # the engine may not know it yet: its connector would wait
                 self._pulls.farewells.say(self._pair.prefill, self._leg(Role.DECODE, None))
-        self._pulls.ended(self, result, self._pulls.pool.loop.time() - self._began)
+        self._pulls.on_ended(self, result, self._pulls.pool.loop.time() - self._began)
