@@ -131,6 +131,8 @@ class Holdings:
         self._counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
         """Nodes by bit, of the younger and the older generation."""
         self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
+        self.told = False
+        """Whether instances tell what they hold."""
         self._given = 0
         """Bits that were given since the belief began."""
         self._seen: dict[Role, tuple[Sequence[FleetMember], int, dict[int, int]]] = {}
@@ -147,6 +149,7 @@ class Holdings:
         """An instance tells keys of what it holds, and of what it does not hold (any more). ``whole``: what was believed of
         it before does not count.
         """
+        self.told = True
         if whole:
             self._bits.pop((member.name, member.incarnation), None)
         bit = self._bit(member)

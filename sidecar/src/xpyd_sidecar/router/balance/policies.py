@@ -150,7 +150,8 @@ class Cost:
     1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first
        in order that is free. So several routers find the same instance for what each sees for the first time.
     2. Decode: who holds the most of it and is free; else as 1.
-    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn.
+    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn. Where
+       instances tell what they hold it is always this: the next turn is found by what is told, wherever the first one went.
     """
 
     holds = True
@@ -175,7 +176,8 @@ class Cost:
             found, common = query.holdings.holders(candidates, prefix)
         enough = common + MATCHED * (len(prefix) - common)
         order = self._rendezvous.order(role, candidates, prefix.home(common))
-        if computes and found and found[0][0] >= enough:
+        told = query.holdings is not None and query.holdings.told
+        if computes and (told or (found and found[0][0] >= enough)):
             held = {index: size for size, index in found[:HOLDERS]}
             few = dict.fromkeys((*held, next(order), next(order), int(chance() * n), int(chance() * n)))
             each = query.tokens / len(prefix)
