@@ -23,7 +23,7 @@ from xpyd_sidecar.router.serving import pulls
 
 pytestmark = pytest.mark.engines
 BLOCK = 32
-ARGS = ("--block-size", str(BLOCK), "--max-model-len", "8192", "--max-num-batched-tokens", "8192")
+ARGS = ("--block-size", str(BLOCK), "--max-model-len", "4096", "--max-num-batched-tokens", "4096")
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = [at + 2 for at, char in enumerate(ALPHABET) if char.isascii() and char.isalpha()]
 """Tokens of which answers are made: their text is the same tokens again."""
