@@ -327,6 +327,14 @@ def test_whoever_it_runs_as_finds_folders_that_it_may_write(user: PodUser) -> No
     assert volumes["key"]["secret"]["defaultMode"] == 0o440, "read by the group, which is the pod's fsGroup, or root's"
 
 
+def test_what_is_compiled_outlives_a_pod_where_there_is_a_claim_for_it() -> None:
+    names = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    kept, lost = (env_of(main_of(pod_of(make(model={"source": "a/b", "cache": cache})))) for cache in ({"claim": "c"}, {}))
+    assert all(kept[name].startswith(f"{kept['HF_HOME']}/compiled/") for name in names)
+    assert all(lost[name].startswith(f"{lost['HOME']}/") for name in names)
+    assert kept["XDG_CACHE_HOME"].startswith(kept["HOME"])
+
+
 def test_resources_default_to_a_gpu_per_device_and_requests_to_limits() -> None:
     assert main_of(pod_of(make()))["resources"] == {"limits": {"nvidia.com/gpu": 1}, "requests": {"nvidia.com/gpu": 1}}
     sizes = {"parallelism": {"tensor": 2}}

@@ -11,7 +11,7 @@ import pytest
 from members import member
 from msgspec import Raw
 
-from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.balance.candidates import MOST_INSTANCES, MOST_NODES, Holdings
 from xpyd_sidecar.router.fleet.member import FleetMember
@@ -168,3 +168,55 @@ def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them(
         held.add(other, prompt(f"x{number}"))
     assert count(one) == 0
     assert 0 < count(other) <= 8
+
+
+def turns(*roles: str, words: int = 90) -> PromptPrefix:
+    messages = [{"role": role, "content": f"{at} {role} " * words} for at, role in enumerate(roles)]
+    return prefix_of("chat", {"messages": Raw(msgspec.json.encode(messages))}, b"")
+
+
+def test_decode_holds_what_it_has_answered_to_the_prompt_before() -> None:
+    held, decode, prefill = Holdings(), member("d"), member("p", role=Role.PREFILL)
+    before, now = turns("user", "assistant", "user"), turns("user", "assistant", "user", "assistant", "user")
+    answered = len(turns("user", "assistant", "user", "assistant")) - 1
+    for each in (decode, prefill):
+        held.add(each, before)
+    assert held.held(prefill, now) == len(before) - 1
+    assert held.held(decode, now) == answered
+    assert held.holding((decode,), turns("user", "assistant", "user", "assistant", "user"), answered) == [(answered, 0)]
+    assert held.holding((decode,), turns("user", "assistant", "user", "assistant", "user"), answered + 1) == []
+
+
+ASKED = ("user", "assistant", "user")
+
+
+@pytest.mark.parametrize("roles", [ASKED, (*ASKED, "assistant"), (*ASKED, "user", "user")])
+def test_what_it_has_not_said_decode_is_not_believed_to_hold(roles: tuple[str, ...]) -> None:
+    held, decode, before = Holdings(), member("d"), turns(*ASKED)
+    held.add(decode, before)
+    assert held.held(decode, turns(*roles)) == len(before) - 1
+
+
+def test_what_is_told_counts_before_what_is_believed() -> None:
+    held, (one, other, *_) = Holdings(), FLEET
+    prefix = prompt("a", "b")
+    keys = [key for _, key in prefix.keys]
+    held.tell(one, keys, [])
+    assert longest(held, FLEET, prompt("a", "b")) == [(2048, 0)]
+    held.add(other, prompt("a", "b"))
+    held.tell(other, [], keys[-1:])
+    assert longest(held, FLEET, prompt("a", "b")) == [(2048, 0), (prefix.keys[-2][0], 1)]
+    held.tell(one, keys[:2], [], whole=True)
+    assert [index for _, index in longest(held, FLEET, prompt("a", "b"))] == [1, 0]
+    assert (held.count(one.name, one.incarnation), held.count(other.name, other.incarnation)) == (2, len(keys) - 1)
+    held.tell(one, [], keys)
+    assert [index for _, index in longest(held, FLEET, prompt("a", "b"))] == [1]
+    assert held.count(one.name, one.incarnation) == 0
+
+
+def test_telling_all_anew_without_end_takes_no_more_memory() -> None:
+    held = Holdings(most=1000)
+    for number in range(3 * MOST_INSTANCES):
+        held.tell(FLEET[0], [number % 7], [], whole=True)
+        assert max(held._young.values()).bit_length() <= MOST_INSTANCES
+    assert longest(held, FLEET, prompt("a")) == []

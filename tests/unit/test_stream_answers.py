@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.router.stream.answers import MAX, AnswerReader, lengths
+from xpyd_sidecar.router.stream.answers import MAX, TAIL, AnswerReader, lengths, prompt_tokens
 
 
 def events(*told: dict[str, Any]) -> bytes:
@@ -100,3 +100,9 @@ def test_what_is_too_long_is_not_kept_and_the_rest_is_read() -> None:
     answer.end()
     assert answer.tokens == 7
     assert follow(b" " * MAX + b'{"usage": {"input_tokens": 1, "output_tokens": 1}}', stream=False).tokens == -1
+
+
+def test_the_length_of_a_prompt_is_read_at_the_end_of_an_answer_alone() -> None:
+    assert prompt_tokens(b'{"usage":{"prompt_tokens": 17,"completion_tokens":1}}') == 17
+    assert prompt_tokens(b'{"usage":{"input_tokens":17}}') == -1
+    assert prompt_tokens(b'{"prompt_tokens":1,"text":"' + b"x" * 2 * TAIL + b'"}') == -1

@@ -1,11 +1,13 @@
-"""What the policies are worth on real traffic: prefix hits, waiting and balance, and what one choice costs.
+"""What the policies are worth on real traffic: prefix hits, waiting and balance, what one choice costs, and what it is
+worth that engines tell of their caches.
 
     python -m lab bench-policies TRACE.jsonl[.gz]        results: bench/results/policies.json
     python -m lab bench-policies                         for a look; writes nothing
 
 The trace is one of Mooncake's (a row: milliseconds, prompt length, ids of its 512-token blocks); without one, conversations
 of the same shape are made up. Instances are simulated: each computes the blocks that it does not hold, one prompt after the
-other, at a fixed rate, and holds the blocks used last. The policies are the router's own, one state per router.
+other, at a fixed rate, and holds the blocks used last. The policies are the router's own, one state per router, and what is
+told of caches goes through the engines' ledger, the agents' teller and the routers' belief as it does in a service.
 """
 
 from __future__ import annotations
@@ -22,21 +24,27 @@ from pathlib import Path
 from statistics import fmean, median
 from time import process_time
 from timeit import timeit
-from typing import Any
+from typing import Any, NamedTuple
 
+from xpyd_sidecar.agent.prefix_teller import PrefixTeller
+from xpyd_sidecar.contract import held_prefixes, prefix_cuts
 from xpyd_sidecar.contract.core_steps import PromptWork
+from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import AgentId, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat, Load
+from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
+from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.fleet.member import FleetMember
 
-INSTANCES = 8
-TOKENS_PER_S = 8000.0
-"""Of one prefill instance."""
 BLOCK = 512
+RESTART_AT = 0.5
+"""When a router begins anew, as a share of the trace."""
+AFTER_S = 600.0
+"""For how long behind that its hits are compared, from the second beat on."""
 BEAT_S = 3.0
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results/policies.json"
 Row = tuple[float, list[int]]
@@ -84,18 +92,34 @@ def policy_of(name: str, seed: int) -> Policy:
     return TrieAlone(seed) if name == "trie alone" else policies.make(name, {}, random.Random(seed).random)
 
 
-class Fleet:
-    """Instances, and the routers that choose among them. Beats tell routers the load every ``BEAT_S``."""
+class Sizes(NamedTuple):
+    """Of a fleet."""
 
-    def __init__(self, policy: str, routers: int, capacity: int, *, trie: bool) -> None:
-        self.caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(INSTANCES)]
-        self.busy = [0.0] * INSTANCES
-        self.work = [0.0] * INSTANCES
-        self.capacity = capacity
-        self.views = [tuple(self._member(index) for index in range(INSTANCES)) for _ in range(routers)]
+    instances: int = 8
+    tokens_per_s: float = 8000.0
+    """Of one prefill instance."""
+    blocks: int = 1000
+    """That one of them holds."""
+
+
+class Fleet:
+    """Instances, and the routers that choose among them. Beats tell routers the load every ``BEAT_S``, and where ``tells``
+    what the caches hold.
+    """
+
+    def __init__(self, policy: str, routers: int, sizes: Sizes, *, trie: bool, tells: bool = False) -> None:
+        count = sizes.instances
+        self.sizes, self.tells = sizes, tells and trie
+        self.caches: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
+        self.busy = [0.0] * count
+        self.work = [0.0] * count
+        self.views = [tuple(self._member(index) for index in range(count)) for _ in range(routers)]
         self.policies = [policy_of(policy, seed) for seed in range(routers)]
         self.holdings = [Holdings() if trie and each.holds else None for each in self.policies]
-        self.computed = [0] * INSTANCES
+        self.ledgers = [PrefixLedger({0: CacheGroup(Reach("all", BLOCK), BLOCK)}, BLOCK, lambda block, _: block)
+                        for _ in range(count)]
+        self.tellers = [[PrefixTeller() for _ in range(count)] for _ in range(routers)]
+        self.computed = [0] * count
         self.ends: list[tuple[float, int, int, int]] = []
         """When, at which instance, of which router, and tokens that it took to be uncached."""
         self.beat_at, self.beats = 0.0, 0
@@ -112,15 +136,34 @@ class Fleet:
             self.views[router][index].uncached_tokens -= uncached
         if now >= self.beat_at:
             self.beat_at, self.beats = now + BEAT_S, self.beats + 1
-            for index in range(INSTANCES):
+            for index in range(self.sizes.instances):
                 total = sum(view[index].in_flight for view in self.views)
-                queued = int(max(0.0, self.busy[index] - now) * TOKENS_PER_S)
+                queued = int(max(0.0, self.busy[index] - now) * self.sizes.tokens_per_s)
                 load = Load(running=total, prompts=PromptWork(queued, max(0, self.computed[index] - queued)))
                 name = self.views[0][index].name
                 told = Heartbeat(WIRE_VERSION, ServiceName("qwen"), name, self.beats, Role.PREFILL, 0, State.READY,
-                                 AgentId("a"), load=load)
-                for view in self.views:
+                                 AgentId("a"), self.views[0][index].incarnation, load=load)
+                held = self.ledgers[index].compare(self.caches[index].keys()) if self.tells else None
+                for router, view in enumerate(self.views):
                     view[index].hear(now, told)
+                    if held is not None:
+                        self._tell(router, index, told, held)
+
+    def _tell(self, router: int, index: int, beat: Heartbeat, now: HeldPrefixes) -> None:
+        holdings, member, teller = self.holdings[router], self.views[router][index], self.tellers[router][index]
+        assert holdings is not None
+        before = member.prefixes_seq
+        for one in teller.changes(beat, now):
+            holdings.tell(member, held_prefixes.unpack(one.added), held_prefixes.unpack(one.removed), whole=one.whole)
+            member.prefixes_seq = one.seq
+        teller.on_ack(beat.seq, before)
+
+    def restart(self, router: int) -> None:
+        """A router begins anew: it knows nothing of caches."""
+        if self.holdings[router] is not None:
+            self.holdings[router] = Holdings()
+        for member in self.views[router]:
+            member.prefixes_seq = 0
 
     def serve(self, now: float, router: int, blocks: list[int]) -> tuple[int, float]:
         """Blocks that were held, and seconds until the first token."""
@@ -132,14 +175,18 @@ class Fleet:
         if holdings is not None:
             uncached -= tokens * holdings.held(view[index], prefix) // max(1, len(prefix))
             holdings.add(view[index], prefix)
-        cache = self.caches[index]
-        held = next((n for n, block in enumerate(blocks) if block not in cache), len(blocks))
-        for block in blocks:
+        cache, hashes = self.caches[index], [b"%d" % block for block in blocks]
+        held = next((n for n, block in enumerate(hashes) if block not in cache), len(blocks))
+        if self.tells:
+            request = f"{now} {len(self.ends)}"
+            self.ledgers[index].add(request, prefix_cuts.decode(prefix.cuts), tokens, hashes)
+            self.ledgers[index].end(request)
+        for block in reversed(hashes):  # an engine frees a prompt's last block first
             cache[block] = None
             cache.move_to_end(block)
-        while len(cache) > self.capacity:
+        while len(cache) > self.sizes.blocks:
             cache.popitem(last=False)
-        seconds = (len(blocks) - held) * BLOCK / TOKENS_PER_S + 0.02
+        seconds = (len(blocks) - held) * BLOCK / self.sizes.tokens_per_s + 0.02
         self.busy[index] = max(self.busy[index], now) + seconds
         self.work[index] += seconds
         self.computed[index] += (len(blocks) - held) * BLOCK
@@ -150,20 +197,41 @@ class Fleet:
         return held, self.busy[index] - now
 
 
-def replay(rows: list[Row], policy: str, routers: int, capacity: int, *, trie: bool = True) -> dict[str, float]:
-    """Serve a trace."""
-    fleet, draw = Fleet(policy, routers, capacity, trie=trie), random.Random(3)
-    hits = blocks = 0
+def replay(rows: list[Row], policy: str, routers: int, sizes: Sizes, *, trie: bool = True, tells: bool = False,
+           seed: int = 3, restarts: bool = False) -> dict[str, float]:
+    """Serve a trace. ``restarts``: one of the routers begins anew at ``RESTART_AT``."""
+    fleet, draw = Fleet(policy, routers, sizes, trie=trie, tells=tells), random.Random(seed)
+    hits = blocks = late_hits = late_blocks = 0
     waits = []
+    at = rows[-1][0] * RESTART_AT
+    restart = at if restarts else float("inf")
     for now, ids in rows:
         fleet.tick(now)
-        held, wait = fleet.serve(now, draw.randrange(routers), ids)
+        if now >= restart:
+            restart = float("inf")
+            fleet.restart(0)
+        router = draw.randrange(routers)
+        held, wait = fleet.serve(now, router, ids)
         hits, blocks = hits + held, blocks + len(ids)
+        if router == 0 and at + 2 * BEAT_S <= now < at + AFTER_S:
+            late_hits, late_blocks = late_hits + held, late_blocks + len(ids)
         waits.append(wait)
     waits.sort()
-    return {"hit_share": round(hits / blocks, 4), "ttft_p50_s": round(median(waits), 3),
+    return {"hit_share": round(hits / blocks, 4), "hit_share_later": round(late_hits / max(1, late_blocks), 4),
+            "ttft_mean_s": round(fmean(waits), 3), "ttft_p50_s": round(median(waits), 3),
             "ttft_p95_s": round(waits[int(len(waits) * 0.95)], 3),
             "work_max_over_mean": round(max(fleet.work) / fmean(fleet.work), 3)}
+
+
+def told(rows: list[Row]) -> Iterator[tuple[str, dict[str, float]]]:
+    """What it is worth that engines tell, with four routers and 16 instances that hold 1,000 blocks each."""
+    sizes = Sizes(16, 5000.0, 1000)
+    for seed in (3, 4):
+        for tells in (False, True):
+            for restarts in (False, True):
+                name = f"4 routers, 16 instances, {'told' if tells else 'not told'}, seed {seed}"
+                found = replay(rows, "cost", 4, sizes, tells=tells, seed=seed, restarts=restarts)
+                yield name + ", one router restarts" * restarts, found
 
 
 def costs() -> Iterator[tuple[str, float]]:
@@ -192,12 +260,16 @@ def main(arguments: list[str]) -> None:
     results: dict[str, Any] = {"trace": Path(arguments[0]).name if arguments else "made up", "requests": len(rows)}
     for capacity in (1000, 4000):
         for routers in (1, 3):
-            for name, policy, trie in (("round_robin", "round_robin", True), ("least_loaded", "least_loaded", True),
-                                       ("hash alone", "cost", False), ("trie alone", "trie alone", True),
-                                       ("cost", "cost", True)):
-                found = replay(rows, policy, routers, capacity, trie=trie)
+            for name, policy, trie, tells in (
+                    ("round_robin", "round_robin", True, False), ("least_loaded", "least_loaded", True, False),
+                    ("hash alone", "cost", False, False), ("trie alone", "trie alone", True, False),
+                    ("cost, nobody tells", "cost", True, False), ("cost", "cost", True, True)):
+                found = replay(rows, policy, routers, Sizes(blocks=capacity), trie=trie, tells=tells)
                 results[f"{name}, {routers} routers, {capacity} blocks"] = found
-                sys.stdout.write(f"{capacity} blocks  {routers} routers  {name:14} {found}\n")
+                sys.stdout.write(f"{capacity} blocks  {routers} routers  {name:18} {found}\n")
+    for name, found in told(rows):
+        results[name] = found
+        sys.stdout.write(f"{name:44} {found}\n")
     results["pick_us_256"] = dict(costs())
     sys.stdout.write(f"{results['pick_us_256']}\n")
     if arguments:

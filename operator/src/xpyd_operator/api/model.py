@@ -14,12 +14,12 @@ DEFAULT_IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
 class Cache(Part, frozen=True):
-    """Where downloaded weights are kept."""
+    """Where downloaded weights and compiled kernels are kept."""
 
     claim: ObjectName | None = None
-    """PersistentVolumeClaim shared by the instances (ReadWriteMany when they run on several nodes). Default: a folder
-    that lives as long as its pod, bounded by its limit of `ephemeral-storage` alone. Set it where weights are large, or
-    instances start often.
+    """PersistentVolumeClaim shared by the instances (ReadWriteMany when they run on several nodes), for weights and for
+    what vLLM compiles. Default: a folder that lives as long as its pod, bounded by its limit of `ephemeral-storage`
+    alone. Set it where weights are large, or instances start often. Who can write there can run code in engines.
     """
 
 
@@ -40,7 +40,7 @@ class Model(Part, frozen=True):
     by itself.
     """
     cache: Cache = Cache()
-    """Where downloaded weights are kept."""
+    """Where downloaded weights and compiled kernels are kept."""
     token_secret: Annotated[SecretKeyRef, Meta(extra={"preserve": True})] | None = None
     """Hub token for gated models: `name` of a Secret in the namespace of the service, and `key` in it. Set it where the
     hub asks for one.

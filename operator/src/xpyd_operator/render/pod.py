@@ -217,15 +217,16 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     """
     spec = service.spec
     address = {launch.ENV_HOST: {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}}
+    compiled = f"{at.CACHE}/compiled" if spec.model.cache.claim is not None else f"{at.HOME}/.cache"
     defaults: dict[str, Any] = {
         "HOME": at.HOME,
         "USER": "xpyd",  # asked for by torch, which finds no user 65532 in the image's list of users
         "LOGNAME": "xpyd",
         "TMPDIR": at.TMP,
         "XDG_CACHE_HOME": f"{at.HOME}/.cache",
-        "VLLM_CACHE_ROOT": f"{at.HOME}/.cache/vllm",
-        "TRITON_CACHE_DIR": f"{at.HOME}/.cache/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{at.HOME}/.cache/inductor",
+        "VLLM_CACHE_ROOT": f"{compiled}/vllm",
+        "TRITON_CACHE_DIR": f"{compiled}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{compiled}/inductor",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": at.RUN,
     }

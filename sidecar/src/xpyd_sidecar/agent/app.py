@@ -393,7 +393,8 @@ class Agent:
         # An agent that comes back beside an engine that serves must not call it starting: routers would pick it no more.
         await self._looked.wait()
         while True:
-            self._beats.send(self._machine.heartbeat(self._liveness.restart))
+            machine = self._machine
+            self._beats.send(machine.heartbeat(self._liveness.restart), self._probe.prefixes(machine.incarnation))
             calm = self._machine.state is State.READY or self._machine.drained
             await _wait_or(self._beat_now, self._config.beat_s if calm else min(FAST_S, self._config.beat_s))
 

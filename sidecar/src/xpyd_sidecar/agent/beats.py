@@ -27,6 +27,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from xpyd_sidecar import curve, resources, sockets
 from xpyd_sidecar.agent.beat import KnownRouter
+from xpyd_sidecar.agent.prefix_teller import PrefixTeller
+from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat
@@ -120,13 +122,17 @@ class Beats:
         for address in sorted(wanted - self._links.keys()):
             self._begin(KnownRouter(address, since=asyncio.get_running_loop().time()), 0)
 
-    def send(self, beat: Heartbeat) -> None:
-        """Hand one beat to every link; a link that is not connected sends it once it is."""
+    def send(self, beat: Heartbeat, prefixes: HeldPrefixes | None = None) -> None:
+        """Hand one beat to every link; a link that is not connected sends it once it is. ``prefixes``: what is in the
+        engine's cache, which routers that want to know are told behind the beat; None: it is not known.
+        """
         self._newest = msgspec.msgpack.encode(beat)
         now = asyncio.get_running_loop().time()
         late_s, self._sent_at = max(0.0, now - self._sent_at - self._heartbeat_s), now
         for link in list(self._links.values()):
             link.send(self._newest)
+            if prefixes is not None:
+                link.tell(beat, prefixes)
             self._complain(link, late_s)
             if len(self._keys) > 1 and link.locked_out(self._heartbeat_s):
                 self._other_key(link)
@@ -216,6 +222,7 @@ class _Link:
         self.view = view
         self.left = asyncio.Event()
         self._unsent = b""
+        self._teller = PrefixTeller()
         self._last_event = zmq.Event(0)
         sock = dealer(context, key, heartbeat_s)
         self._socket = sock
@@ -233,6 +240,14 @@ class _Link:
         self._unsent = text
         self.pump()
 
+    def tell(self, beat: Heartbeat, prefixes: HeldPrefixes) -> None:
+        """Send what has changed in the cache behind ``beat``; what cannot be sent now is told anew later."""
+        for changes in self._teller.changes(beat, prefixes):
+            if self._unsent or self._socket.closed or not self._send(msgspec.msgpack.encode(changes)):
+                self._teller.on_lost()
+                return
+        self.pump()
+
     def pump(self) -> None:
         """Send what is unsent and take in what came, until the socket has neither to offer."""
         while not self._socket.closed:
@@ -241,13 +256,18 @@ class _Link:
             if events & zmq.POLLIN:
                 self._take(self._socket.recv_multipart(zmq.NOBLOCK))
             elif self._unsent and events & zmq.POLLOUT:
-                try:
-                    self._socket.send(self._unsent, zmq.NOBLOCK)
-                except zmq.Again:  # the connection ended in between
+                if not self._send(self._unsent):  # the connection ended in between
                     return
                 self._unsent = b""
             else:
                 return
+
+    def _send(self, text: bytes) -> bool:
+        try:
+            self._socket.send(text, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def problem(self) -> str:
         """What the transport says about a router that is silent; empty when the connection stands."""
@@ -280,6 +300,7 @@ class _Link:
         if ack.seq == -1:
             self.left.set()
             return
+        self._teller.on_ack(ack.seq, ack.prefixes)
         if ack.refused and ack.refused != self.view.refused:
             logger.warning("router refuses the beats: %s", ack.refused,
                            extra={"router": self.view.address, "router_name": ack.router})

@@ -20,10 +20,12 @@ import msgspec
 from xpyd_sidecar import resources
 from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import ProbeResult, merge_notes
+from xpyd_sidecar.agent.held_prefix_files import HeldPrefixFiles
 from xpyd_sidecar.contract import adapters, core_steps, metrics, pair_notes, record
 from xpyd_sidecar.contract.adapters import AdapterState
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.group import MOST_MEMBERS, MemberRanks
+from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
@@ -151,6 +153,7 @@ class Probe:
         self._known: tuple[Incarnation, ServedModels] | None = None
         self._notes: dict[int, PairNotes] = {}
         """What was read last, by rank."""
+        self._held = HeldPrefixFiles(run_dir)
         self._has: AdapterState | None = None
         self._unread = ""
 
@@ -252,6 +255,16 @@ class Probe:
         found = [one for one in read if one is not None]
         return (core_steps.together(found, incarnation, len(own)),
                 core_steps.prompts_together(found, incarnation, len(own)))
+
+    def prefixes(self, incarnation: Incarnation) -> HeldPrefixes | None:
+        """What is in the caches of its ranks; None where not all of them say so, or what they say cannot be read."""
+        if len(own := ranks.own(self._config)) < self._config.data_parallel:
+            return None  # nobody tells those of other members
+        try:
+            return self._held.read(own, incarnation)
+        except (OSError, ValueError) as error:
+            logger.debug("the prefixes in the engine's cache cannot be read: %s", error)
+            return None
 
     def _records(self, others: Sequence[MemberRanks]) -> tuple[tuple[EngineRecord, ...], str]:
         try:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from xpyd_sidecar.contract import adapters
+from xpyd_sidecar.contract import adapters, held_prefixes
 from xpyd_sidecar.contract.adapters import AdapterReport
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork
 from xpyd_sidecar.contract.demand import MAX_DEMANDING, RouterDemand
@@ -32,6 +32,8 @@ MAX_POISONS = 64
 """Hashes and labels of requests that end engines."""
 MAX_ADDED = 64
 """Fields that an engine adds to requests."""
+MAX_PREFIXES = 2000
+"""Keys of prefixes that one message adds, and that it removes."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Speaker = Annotated[AgentId, msgspec.Meta(min_length=1)]
@@ -160,6 +162,29 @@ class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     incarnation: Incarnation = Incarnation("")
 
 
+PrefixKeys = Annotated[bytes, msgspec.Meta(max_length=MAX_PREFIXES * held_prefixes.KEY_BYTES)]
+
+
+class PrefixChanges(msgspec.Struct, frozen=True, tag="prefixes", tag_field="t"):
+    """What has changed in an engine's cache of prefixes. It goes only to routers whose acknowledgements say that they take
+    it, behind a beat, and is not acknowledged itself.
+    """
+
+    v: int
+    service: ServiceName
+    instance: InstanceName
+    agent: Speaker
+    incarnation: Incarnation
+    seq: Count
+    """1 more than that of the one before; the router says in its acknowledgements which one it has taken last."""
+    whole: bool = False
+    """What was told before does not count: this one and those behind it tell all."""
+    added: PrefixKeys = b""
+    """Keys (``held_prefixes.pack``) of what is in the cache."""
+    removed: PrefixKeys = b""
+    """Of what is not, or not any more."""
+
+
 class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """The router has taken note of a beat or a goodbye (``seq`` is -1 then)."""
 
@@ -182,7 +207,13 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """What this router's tenants want of it; None: it has none."""
     hold: bool = False
     """It is not to be restarted now: another of its role is, or most of its role stands still."""
+    prefixes: int = -1
+    """``seq`` of the ``PrefixChanges`` that this router has taken last of this agent and incarnation; 0: none; -1: it takes
+    none.
+    """
 
 
 Up = Heartbeat | Goodbye
-"""Agent to router."""
+"""Agent to router, of an instance as a whole."""
+AgentMessage = Up | PrefixChanges
+"""All that an agent says to a router."""

@@ -165,6 +165,10 @@ class XpydConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.workers_are(metadata.values())
             self._introduced = True
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Where the cache of prefixes is."""
+        self.scheduler.watch_cache(gpu_block_pool)
+
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""
         self.scheduler.new_request(request)

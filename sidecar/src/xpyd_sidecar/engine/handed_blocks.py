@@ -20,7 +20,7 @@ class HandedBlocks:
 
     def __init__(self, groups: Mapping[int, CacheGroup], backoff: int) -> None:
         """``groups``: by vLLM's number, those that are moved. ``backoff``: tokens at the end of a prompt that are not."""
-        self._tables = tuple(groups)
+        self.by_number = groups
         self.groups = tuple(groups.values())
         self._backoff = backoff
         self.cuts = backoff > 1 or any(one.reach.over == "state" for one in self.groups)
@@ -45,7 +45,7 @@ class HandedBlocks:
 
     def moved_tables(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The tables among vLLM's block tables whose groups are handed over, in the order of ``groups``."""
-        return [tables[at] for at in self._tables]
+        return [tables[at] for at in self.by_number]
 
     def wanted_blocks(self, tokens: int, computed: int) -> list[range]:
         """By group, indices of the blocks of ``tokens`` tokens that are loaded, where ``computed`` tokens are here

@@ -17,16 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
-from xpyd_sidecar.contract import legs, metrics, record
+from xpyd_sidecar.contract import legs, metrics, prefix_cuts, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.engine import compat
+from xpyd_sidecar.engine import compat, prefix_ledger
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
 from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.pair_recorder import PairRecorder
+from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
+from xpyd_sidecar.engine.prefix_recorder import PrefixRecorder
 from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
@@ -108,6 +110,8 @@ class SchedulerSide:
         self._pairs = PairRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation)
         self._prompts = PromptBacklog()
         self._steps = StepRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation, self._prompts)
+        self._prefixes: PrefixLedger | None = None
+        """Which prefixes are in the cache; None: nobody asks, or it cannot be told."""
         self._links: dict[int, tuple[str, ...]] = {}
         """By rank: what is to be said of its links."""
         self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, nap=self._nap,
@@ -156,9 +160,24 @@ class SchedulerSide:
 
     # --- hooks, on the engine's thread ---
 
+    def watch_cache(self, pool: Any) -> None:
+        """From now on the agent is told which prefixes are among the cached blocks of vLLM's ``pool``, where it has a cache
+        of prefixes and they can be judged by blocks.
+        """
+        run_dir, groups, tokens = self._settings.run_dir, self._blocks.by_number, compat.hashed_tokens(pool)
+        if run_dir is None or not tokens or not prefix_ledger.can_compare(groups.values(), tokens):
+            return
+        self._prefixes = ledger = PrefixLedger(groups, tokens, compat.block_key)
+        self._steps.also = PrefixRecorder(run_dir, compat.dp_rank(self._config), self._incarnation, ledger,
+                                          lambda: compat.cached_keys(pool)).record
+
     def new_request(self, request: Any) -> None:
         """A request has arrived."""
         params = request.kv_transfer_params
+        if isinstance(params, dict) and prefix_cuts.FIELD in params:
+            self._add_prefixes(request, params[prefix_cuts.FIELD])
+            if len(params) == 1:
+                params = None
         if not isinstance(params, dict) or not params.get(legs.REMOTE):
             self._prompts.arrives(request.request_id, int(request.num_prompt_tokens))
         if not params:
@@ -183,6 +202,16 @@ class SchedulerSide:
                 of = int(request.num_prompt_tokens), tokens
                 if self._offers.register(request.request_id, key, leg.peer, prompt, of):
                     self._blocks.shorten(request, tokens)
+
+    def _add_prefixes(self, request: Any, text: object) -> None:
+        if self._prefixes is None:
+            return
+        try:
+            cuts = prefix_cuts.decode(text)
+        except ValueError as error:
+            logger.warning("xpyd: request %s: %s", request.request_id, error)
+            return
+        self._prefixes.add(request.request_id, cuts, int(request.num_prompt_tokens), request.block_hashes)
 
     def _register_decode(self, request: Any, leg: Leg, prompt: bytes, tokens: int, *, withdrawn: bool) -> None:
         self._waiting_since[request.request_id] = time.monotonic()
@@ -382,6 +411,8 @@ class SchedulerSide:
 
     def on_request_ended(self, request: Any) -> bool:
         """A request has ended. Returns whether its blocks are still needed, until ``on_worker_output`` releases them."""
+        if self._prefixes is not None:
+            self._prefixes.end(request.request_id)
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)

@@ -21,6 +21,7 @@ from xpyd_sidecar.contract.waking import CALL_MAX
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.patience import GRACE_S, late, within
 from xpyd_sidecar.router.api.paths import STREAMED
+from xpyd_sidecar.router.balance.told_prefixes import ToldPrefixes
 from xpyd_sidecar.router.endpoints.admin import AdminPaths
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.probes import Probes
@@ -90,6 +91,8 @@ class RouterProcess:
         self.members = HeartbeatListener(config.instance, take, count, self.context.watch.verdict,
                                         self.context.poison.refusals)
         self.members.demand = self.context.demand_words
+        if self.context.picker.holdings is not None:
+            self.members.take_prefixes = ToldPrefixes(self.context.roster, self.context.picker.holdings).take
         cert, key_file = self._config.tls_cert_file, self._config.tls_key_file
         self._certificate = Certificate(cert, key_file) if cert is not None and key_file is not None else None
         self.port = self.members_port = self.admin_port = 0

@@ -7,12 +7,13 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, KeysView
 from importlib.metadata import entry_points
 from typing import Any, Final
 
 import torch
 import vllm
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.errors import ConfigError
@@ -180,6 +181,22 @@ def sizes(config: Any) -> tuple[int, int, int]:
 def rank_of(config: Any) -> int:
     """The rank of this worker in its engine: pipeline rank times tensor size + tensor rank."""
     return int(config.parallel_config.rank)
+
+
+def hashed_tokens(pool: Any) -> int:
+    """Tokens of the blocks that a cache of prefixes has hashes of; 0: the engine has no such cache."""
+    return int(pool.hash_block_size) if pool.enable_caching else 0
+
+
+def cached_keys(pool: Any) -> KeysView[bytes]:
+    """What the cache of prefixes has blocks under; a view, which changes as the cache does until that is emptied."""
+    keys: KeysView[bytes] = pool.cached_block_hash_to_block._cache.keys()
+    return keys
+
+
+def block_key(block_hash: bytes, group: int) -> bytes:
+    """What the cache has a block under, by its hash and vLLM's number of its group of layers."""
+    return bytes(make_block_hash_with_group_id(block_hash, group))
 
 
 def dp_rank(config: Any) -> int:

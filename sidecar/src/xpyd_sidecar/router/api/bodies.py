@@ -16,7 +16,7 @@ from typing import NewType, TypeVar, cast
 import msgspec
 from msgspec import Raw
 
-from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract import legs, prefix_cuts
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
@@ -28,6 +28,9 @@ from xpyd_sidecar.router.api.surrogates import lone_surrogate
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
+_CUTS = prefix_cuts.FIELD.encode()
+_ENDINGS = frozenset({"add_generation_prompt", "continue_final_message"})
+"""Fields that say how a chat's messages end."""
 PROMPT: dict[Api, tuple[str, ...]] = {
     "completions": ("prompt",), "chat": ("messages",), "messages": ("system", "tools", "messages"),
     "responses": ("instructions", "tools", "input")}
@@ -173,25 +176,27 @@ def hash_of(kind: str, fields: Mapping[str, Raw]) -> RequestHash:
     return RequestHash(digest.digest())
 
 
-def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None) -> bytes:
-    """The body of a leg. ``leg`` is None where decode also prefills."""
+def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None, cuts: str = "") -> bytes:
+    """The body of a leg. ``leg`` is None where decode also prefills; ``cuts``: what the prompt's prefixes are called
+    (``PromptPrefix.cuts``).
+    """
     if role is Role.DECODE:
-        return decode_body(request, leg)
+        return decode_body(request, leg, cuts)
     if leg is None:
         raise OurFault("a prefill leg without parameters")
-    return prefill_body(request, leg)
+    return prefill_body(request, leg, cuts)
 
 
-def prefill_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
+def prefill_body(request: GenerationRequest, leg: legs.Leg, cuts: str = "") -> bytes:
     """The prefill leg: one token, and where its KV goes. Of a dialect it has vLLM's own word for one as well: its checks
     of a request then allow for one token.
     """
     body = one_token(request)
-    body[legs.FIELD] = _params(request, leg)
+    body[legs.FIELD] = _params(request, leg, cuts)
     return _encode(body)
 
 
-def first_token_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
+def first_token_body(request: GenerationRequest, leg: legs.Leg, cuts: str = "") -> bytes:
     """A prefill leg whose token is shown: chosen and written as decode's first one is."""
     body = one_token(request)
     for name in _FIRST_TOKEN:
@@ -200,7 +205,21 @@ def first_token_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
     if "min_tokens" in request.fields and bytes(request.fields["min_tokens"]) not in {b"0", b"null"}:
         body["min_tokens"] = Raw(b"1")
     body["stream"] = body["return_token_ids"] = Raw(b"true")
-    body[legs.FIELD] = _params(request, leg)
+    body[legs.FIELD] = _params(request, leg, cuts)
+    return _encode(body)
+
+
+def may_end_with_answer(request: GenerationRequest) -> bool:
+    """Whether a chat's template can be given fewer of its messages: the request says nothing of how they end."""
+    return request.fields.keys().isdisjoint(_ENDINGS)
+
+
+def pulled_body(request: GenerationRequest, messages: bytes, leg: legs.Leg) -> bytes:
+    """A leg over the first messages of a chat, rendered as they are within it, for one token that nobody reads."""
+    body = one_token(request)
+    body["messages"] = Raw(messages)
+    body["add_generation_prompt"] = Raw(b"false")
+    body[legs.FIELD] = Raw(params_of(leg, request.api))
     return _encode(body)
 
 
@@ -213,28 +232,32 @@ def one_token(request: GenerationRequest) -> dict[str, Raw]:
     return body
 
 
-def decode_body(request: GenerationRequest, leg: legs.Leg | None) -> bytes:
+def decode_body(request: GenerationRequest, leg: legs.Leg | None, cuts: str = "") -> bytes:
     """The decode leg: the client's request; ``leg`` is None where decode also prefills."""
     body = dict(request.fields)
     body.pop(legs.FIELD, None)
-    if leg is not None or request.prompt_ids is not None:
-        body[legs.FIELD] = _params(request, leg)
+    if leg is not None or request.prompt_ids is not None or cuts:
+        body[legs.FIELD] = _params(request, leg, cuts)
     return _encode(body)
 
 
-def _params(request: GenerationRequest, leg: legs.Leg | None) -> Raw:
-    params = b"{}" if leg is None else params_of(leg, request.api)
+def _params(request: GenerationRequest, leg: legs.Leg | None, cuts: str) -> Raw:
+    params = b"{}" if leg is None else params_of(leg, request.api, cuts)
+    if leg is None and cuts:
+        params = b'{"%b":"%b"}' % (_CUTS, cuts.encode())
     if request.prompt_ids is None:
         return Raw(params)
     # The engine takes prompt_token_ids out before connectors see the rest (vLLM renderers/online_renderer.py).
     return Raw(_encode({**_decode_fields(params), PROMPT_IDS: request.prompt_ids}))
 
 
-def params_of(leg: legs.Leg, api: Api) -> bytes:
-    """``kv_transfer_params`` of a leg, as JSON."""
+def params_of(leg: legs.Leg, api: Api, cuts: str = "") -> bytes:
+    """``kv_transfer_params`` of a leg, as JSON; with what the prompt's prefixes are called, where ``cuts`` says it."""
     decodes = leg.role is Role.DECODE
     who = leg.peer, decodes, not decodes and api in DIALECTS
     before, behind = _around_transfer(leg.attempt, leg.remaining_s, leg.limit_s, who)
+    if cuts:
+        return b'%b%b%b,"%b":"%b"}' % (before, leg.transfer.encode(), behind[:-1], _CUTS, cuts.encode())
     return before + leg.transfer.encode() + behind
 
 

@@ -7,18 +7,23 @@ many tokens it has.
                                                                    of the next one
 
 A key is the hash of everything before its cut, and of what is rendered into the prompt beside it: so equal keys mean an
-equal prefix, within this process alone (``hash`` is keyed anew in each). Keys of homes are the same in every router.
+equal prefix. They are the same in all routers of a service, which say them to its engines (``contract.prefix_cuts``), and
+others in other services: the hash begins with a seed of the service's own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from re import compile as regex
 
 import msgspec
 from msgspec import Raw
+from xxhash import xxh3_64
 
+from xpyd_sidecar.contract import prefix_cuts
+from xpyd_sidecar.contract.prefix_cuts import PromptCut
 from xpyd_sidecar.router.api.fields import Api, is_null
 
 BLOCK_BYTES = 256
@@ -42,10 +47,13 @@ BYTES_PER_TOKEN = 4.0
 
 _IDS = regex(rb"\[[ \t\r\n]*[0-9]")
 _SPACE = b" \t\r\n"
+_ASSISTANT = b'"assistant"'
 _BODY: Mapping[Api, str] = {"completions": "prompt", "chat": "messages", "messages": "messages", "responses": "input"}
 """The field that grows from turn to turn."""
 _BESIDE = ("cache_salt", "system", "instructions", "tools", "documents", "chat_template")
 """Fields that come before it in the prompt, or keep KV from being shared."""
+_RENDERED = frozenset(_BESIDE) - {"cache_salt", "chat_template"}
+"""Those of them that are part of the prompt."""
 _NAMED = ("prompt_cache_key", "session_id")
 """Fields that name a conversation; ``metadata.user_id`` and ``user`` name who speaks, which is better than nothing."""
 
@@ -80,7 +88,14 @@ class PromptPrefix(msgspec.Struct, eq=False):
     _whose: bytes = b""
     """Whose conversations they are: the same words of others make another one."""
     _chat: bool = False
+    _seed: int = 0
+    """Of the service: see ``cut_seed``."""
+    _before: int = 0
+    """Bytes of what is rendered before it."""
     _keys: list[tuple[int, int]] | None = None
+    _message_ends: list[int] = []
+    """Where the last messages end, the whole prompt's end included; known once keys are made."""
+    _cuts: str | None = None
     _home: int = 0
     path: list[tuple[int, int]] | None = None
     """For who looks it up (``Holdings``)."""
@@ -105,19 +120,49 @@ class PromptPrefix(msgspec.Struct, eq=False):
             self._keys = list(self._made())
         return self._keys
 
+    @property
+    def cuts(self) -> str:
+        """Its keys as engines are told them, with the share of the prompt that each stands for."""
+        if self._cuts is None:
+            before, whole = self._before, self._before + len(self)
+            self._cuts = prefix_cuts.encode(
+                [PromptCut(max(1, (before + at) * prefix_cuts.WHOLE // whole), key) for at, key in self.keys])
+        return self._cuts
+
+    def with_answer(self, cut: int) -> int:
+        """How much of it an engine holds that has answered the prompt which ended at this cut, in bytes: the assistant's
+        message behind it is what the engine itself has said. The cut itself where no such message follows, or no other one.
+        """
+        ends = self._message_ends
+        at = bisect_left(ends, cut)
+        if at + 2 >= len(ends) or ends[at] != cut:
+            return cut
+        answer = ends[at + 1]
+        return answer if _ASSISTANT in memoryview(self._raw)[cut:answer].tobytes() else cut
+
+    def messages_until(self, cut: int) -> bytes | None:
+        """Its messages up to this cut, as a list of JSON; None where no message ends there, or it is no list."""
+        if not self._chat or cut not in self._message_ends:
+            return None
+        return bytes(memoryview(self._raw)[:cut]) + b"]"
+
     def _made(self) -> Iterator[tuple[int, int]]:
         data, size = memoryview(self._raw)[:MAX_BYTES].tobytes(), len(self._raw)
-        ends = self._ends(data) if self._chat and size else [size] if size else []
-        before, key, at = 0, hash(self._beside), 0
+        self._message_ends = ends = self._ends(data) if self._chat and size else [size] if size else []
+        running, before, at = xxh3_64(seed=self._seed), 0, 0
+        for text in self._beside:
+            running.update(b"%d\0%b" % (len(text), text))
         for cut in CUTS:
             while at < len(ends) and ends[at] < cut:  # aside: a key must not depend on which ends are looked at
-                yield ends[at], hash((key, hash(data[before:ends[at]])))
+                aside = running.copy()
+                aside.update(data[before:ends[at]])
+                yield ends[at], aside.intdigest()
                 at += 1
             if cut > size:
                 break
-            key = hash((key, hash(data[before:cut])))
+            running.update(data[before:cut])
             before = cut
-            yield cut, key
+            yield cut, running.intdigest()
             at += at < len(ends) and ends[at] == cut
 
     def _ends(self, data: bytes) -> list[int]:
@@ -149,12 +194,21 @@ def _mark(data: bytes) -> bytes:
     return b'}, {"' if data[colon + 2:colon + 3] == b" " else b'},{"'
 
 
-def prefix_of(api: Api, fields: Mapping[str, Raw], whose: bytes, header: bytes = b"") -> PromptPrefix:
-    """Of a request with these fields. ``whose``: of which client and model. ``header``: its conversation, by its head."""
+def cut_seed(service_key: bytes) -> int:
+    """What keys of prefixes begin with in the service that has this key."""
+    return key_of(b"xpyd prefix cuts\0" + service_key)
+
+
+def prefix_of(api: Api, fields: Mapping[str, Raw], whose: bytes, header: bytes = b"", seed: int = 0) -> PromptPrefix:
+    """Of a request with these fields. ``whose``: of which client and model. ``header``: its conversation, by its head.
+    ``seed``: ``cut_seed`` of the service.
+    """
     raw = fields.get(_BODY[api], Raw(b""))
     beside = tuple([bytes(fields[name]) for name in ("model", *_BESIDE) if name in fields])
     named = header or _name(fields)
-    return PromptPrefix(raw, beside, key_of(b"%b\0%b" % (whose, named)) if named else 0, whose, api != "completions")
+    before = sum(len(raw) for name, raw in fields.items() if name in _RENDERED)
+    return PromptPrefix(raw, beside, key_of(b"%b\0%b" % (whose, named)) if named else 0, whose, api != "completions",
+                        seed, before)
 
 
 def _name(fields: Mapping[str, Raw]) -> bytes:

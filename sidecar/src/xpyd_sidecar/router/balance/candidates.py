@@ -15,7 +15,7 @@ multiplication of small integers an instance, so that 256 of them take microseco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -27,6 +27,8 @@ REFRESH = 16
 """The mean of n candidates is added up anew every n / ``REFRESH`` picks, so that its cost per pick does not grow with n."""
 SORT_AFTER = 8
 """The first few of an order are found one by one, which is cheaper than sorting: hardly ever are more of them asked for."""
+FEW_TOKENS = 1024
+"""So many tokens that wait are never too many."""
 UNTOLD = 1024
 """Tokens that a request counts for of which nobody tells them."""
 _WEIGHT = (1 << 30) - 1
@@ -106,8 +108,8 @@ class Rendezvous:
         return [key * constant & _WEIGHT for constant in constants]
 
 
-MOST_NODES = 1 << 16
-"""Nodes of one router: about 10 MB."""
+MOST_NODES = 1 << 17
+"""Nodes of one router, about 20 MB: as many as 16 instances tell of."""
 MOST_INSTANCES = 1024
 """Instances that have a bit; beyond it the belief begins anew."""
 
@@ -116,9 +118,10 @@ class Holdings:
     """What each instance probably holds in its prefix cache, for both roles: a trie over the cuts of prompts.
 
     Every node of the trie is a prefix, known by its key (``PromptPrefix``); with it goes the set of instances that a prompt
-    with this prefix was sent to (an instance is a bit). It is a belief: engines evict without telling. So everything
-    is forgotten in time: there are two generations of at most ``most`` / 2 nodes; the older one is dropped when the younger
-    one is full, and what is used is moved to the younger one. An instance that was restarted is another one.
+    with this prefix was sent to, or that tell that they hold it (an instance is a bit). The first is a belief, which ends
+    when an instance tells that it does not hold it (``tell``). Of those that tell nothing everything is forgotten in time:
+    there are two generations of at most ``most`` / 2 nodes; the older one is dropped when the younger one is full, and what
+    is used is moved to the younger one. An instance that was restarted is another one.
     """
 
     def __init__(self, most: int = MOST_NODES) -> None:
@@ -128,6 +131,10 @@ class Holdings:
         self._counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
         """Nodes by bit, of the younger and the older generation."""
         self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
+        self.told = False
+        """Whether instances tell what they hold."""
+        self._given = 0
+        """Bits that were given since the belief began."""
         self._seen: dict[Role, tuple[Sequence[FleetMember], int, dict[int, int]]] = {}
 
     def __len__(self) -> int:
@@ -136,9 +143,27 @@ class Holdings:
 
     def add(self, member: FleetMember, prefix: PromptPrefix) -> None:
         """A prompt was sent to an instance."""
+        self._add(self._bit(member), [key for _, key in prefix.keys])
+
+    def tell(self, member: FleetMember, added: Iterable[int], removed: Iterable[int], *, whole: bool = False) -> None:
+        """An instance tells keys of what it holds, and of what it does not hold (any more). ``whole``: what was believed of
+        it before does not count.
+        """
+        self.told = True
+        if whole:
+            self._bits.pop((member.name, member.incarnation), None)
         bit = self._bit(member)
+        self._add(bit, added)
+        for nodes, counts in zip((self._young, self._old), self._counts, strict=True):
+            for key in removed:
+                held = nodes.get(key, 0)
+                if held & bit:
+                    counts[bit] = max(0, counts.get(bit, 0) - 1)
+                    nodes[key] = held & ~bit
+
+    def _add(self, bit: int, keys: Iterable[int]) -> None:
         count = self._counts[0]
-        for _, key in prefix.keys:
+        for key in keys:
             held = self._young.get(key)
             if held is None:
                 held = self._old.get(key, 0)
@@ -183,19 +208,23 @@ class Holdings:
         return found, 0
 
     def holding(self, candidates: Sequence[FleetMember], prefix: PromptPrefix, least: float) -> list[tuple[int, int]]:
-        """Bytes and index of candidates that hold at least so much, and something, the longest first."""
+        """Bytes and index of decode instances that hold at least so much, and something, the longest first. Who was given a
+        prompt has answered it, and holds its answer as well.
+        """
         indices, seen, found = self._indices(candidates), 0, []
         for cut, held in reversed(self._path(prefix)):
-            if cut < least:
+            holds = prefix.with_answer(cut)
+            if holds < least:
                 break
             new, seen = held & ~seen, seen | held
-            found += [(cut, index) for bit, index in indices.items() if new & bit] if new else []
+            found += [(holds, index) for bit, index in indices.items() if new & bit] if new else []
         return found
 
     def held(self, member: FleetMember, prefix: PromptPrefix) -> int:
         """Bytes of a prompt that an instance probably holds; of those that it was sent before this prompt was looked up."""
         bit = self._bits.get((member.name, member.incarnation), 0)
-        return next((cut for cut, mask in reversed(self._path(prefix)) if mask & bit), 0) if bit else 0
+        cut = next((cut for cut, mask in reversed(self._path(prefix)) if mask & bit), 0) if bit else 0
+        return prefix.with_answer(cut) if member.role is Role.DECODE else cut
 
     def _path(self, prefix: PromptPrefix) -> list[tuple[int, int]]:
         """Bytes and the bits of those that hold them, the shortest first. Looked up once for a prompt."""
@@ -208,20 +237,21 @@ class Holdings:
         """Bit → index. Remembered for the candidates seen last, since the roster gives the same object until it changes."""
         role = candidates[0].role
         seen = self._seen.get(role)
-        if seen is not None and seen[0] is candidates and seen[1] == len(self._bits):
+        if seen is not None and seen[0] is candidates and seen[1] == self._given:
             return seen[2]
         made = {bit: index for index, member in enumerate(candidates)
                 if (bit := self._bits.get((member.name, member.incarnation)))}
         if isinstance(candidates, tuple) and len(candidates) > 1:  # a list may change
-            self._seen[role] = (candidates, len(self._bits), made)
+            self._seen[role] = (candidates, self._given, made)
         return made
 
     def _bit(self, member: FleetMember) -> int:
         who = (member.name, member.incarnation)
         bit = self._bits.get(who)
         if bit is None:
-            if len(self._bits) >= MOST_INSTANCES:
+            if self._given >= MOST_INSTANCES:
                 self._bits, self._young, self._old, self._seen = {}, {}, {}, {}
-                self._counts = ({}, {})
-            bit = self._bits[who] = 1 << len(self._bits)
+                self._counts, self._given = ({}, {}), 0
+            bit = self._bits[who] = 1 << self._given
+            self._given += 1
         return bit

@@ -244,11 +244,37 @@ class Selection(Query, kw_only=True, eq=False):
     """It goes to decode alone, which holds nearly all of it."""
     _held: dict[InstanceName, int] = msgspec.field(default_factory=dict)
     """Bytes that those who were chosen held before."""
+    _first: Pair | None = None
+    """Chosen already, and to be given next."""
 
     def note(self, member: FleetMember) -> None:
         """It is chosen: what it held until now is what it need not compute."""
         assert self.holdings is not None
         self._held[member.name] = self.holdings.held(member, self.prefix)
+
+    def first_pair(self) -> Pair | None:
+        """The pair that ``pair`` will give first, unless one of the two cannot be picked by then; None: there is none."""
+        self._first = self.pair(alone=False)
+        return self._first
+
+    def held_bytes(self, instance: InstanceName) -> int:
+        """Bytes of the prompt that an instance which was chosen probably held before."""
+        return self._held.get(instance, 0)
+
+    def on_pulled(self, pair: Pair) -> None:
+        """Prefill of the pair has got what decode held."""
+        if pair.prefill is not None:
+            self._held[pair.prefill.instance] = self._held.get(pair.decode.instance, 0)
+
+    def _take_first(self, not_prefill: Collection[InstanceName], not_decode: Collection[InstanceName]) -> Pair | None:
+        first, self._first = self._first, None
+        if first is None or first.prefill is None:
+            return None
+        for target, unwanted in ((first.decode, not_decode), (first.prefill, not_prefill)):
+            member = target.member
+            if target.instance in unwanted or not member.pickable or member.incarnation != target.incarnation:
+                return None
+        return first
 
     def uncached(self, instance: InstanceName) -> int:
         """Tokens of the prompt that an instance which was chosen probably has to compute."""
@@ -267,6 +293,8 @@ class Selection(Query, kw_only=True, eq=False):
 
         Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
         """
+        if not alone and (first := self._take_first(not_prefill, not_decode)) is not None:
+            return first
         picker = self.picker
         known = picker._answering(self.name)
         if not alone and known.paired:

@@ -17,15 +17,13 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Holdings, Mean, Rendezvous, backlog, score
+from xpyd_sidecar.router.balance.candidates import FEW_TOKENS, Holdings, Mean, Rendezvous, backlog, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 MATCHED = 0.05
 """Share of a prompt that must be held to count: for less, the hash's agreement is worth more than what is saved."""
 FEW = 2
 """So many requests are never too many for the holder of a prefix, whatever the mean."""
-FEW_TOKENS = 1024
-"""So many tokens that wait are never too many."""
 BOUND = 1.25
 """Most requests of an instance, relative to the mean."""
 BOUND_TOKENS = 1.1
@@ -152,7 +150,8 @@ class Cost:
     1. Nobody is believed to hold a twentieth of it, beyond what most hold: a rendezvous hash of its conversation, the first
        in order that is free. So several routers find the same instance for what each sees for the first time.
     2. Decode: who holds the most of it and is free; else as 1.
-    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn.
+    3. Prefill: the least cost of a few: those that hold the most, two that are first in order, and two drawn. Where
+       instances tell what they hold it is always this: the next turn is found by what is told, wherever the first one went.
     """
 
     holds = True
@@ -177,7 +176,8 @@ class Cost:
             found, common = query.holdings.holders(candidates, prefix)
         enough = common + MATCHED * (len(prefix) - common)
         order = self._rendezvous.order(role, candidates, prefix.home(common))
-        if computes and found and found[0][0] >= enough:
+        told = query.holdings is not None and query.holdings.told
+        if computes and (told or (found and found[0][0] >= enough)):
             held = {index: size for size, index in found[:HOLDERS]}
             few = dict.fromkeys((*held, next(order), next(order), int(chance() * n), int(chance() * n)))
             each = query.tokens / len(prefix)

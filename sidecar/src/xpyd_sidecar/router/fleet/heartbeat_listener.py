@@ -26,7 +26,7 @@ from xpyd_sidecar import curve, listening, sockets
 from xpyd_sidecar.contract.demand import RouterDemand
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
+from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, AgentMessage, Heartbeat, PrefixChanges, Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet.member import BeatRefused, Undecodable
 
@@ -39,7 +39,7 @@ FIND_DEAD_S = 15.0
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
 
-_decode = msgspec.msgpack.Decoder(Up).decode
+_decode = msgspec.msgpack.Decoder(AgentMessage).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -49,6 +49,7 @@ class Verdict(NamedTuple):
     ejected: bool = False
     stalled: bool = False
     hold: bool = False
+    prefixes: int = 0
 
 
 class HeartbeatListener:
@@ -71,6 +72,8 @@ class HeartbeatListener:
         self._refusals = refusals
         self.demand: Callable[[], RouterDemand | None] = lambda: None
         """Whom to ask what other routers are told of tenants; None: there are none."""
+        self.take_prefixes: Callable[[PrefixChanges], None] | None = None
+        """Who takes what is told of caches; None: nobody does, and agents are told so."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -79,10 +82,16 @@ class HeartbeatListener:
         self._paused: asyncio.TimerHandle | None = None
         self._said: dict[str, float] = {}
 
-    def _on_message(self, frames: list[zmq.Frame]) -> bytes:
-        message, in_flight, verdict, result, refused = None, 0, Verdict(), "taken", ""
+    def _on_message(self, frames: list[zmq.Frame]) -> bytes | None:
+        """Take a message. Returns the acknowledgement; None where it has none."""
+        message: AgentMessage | None = None
+        in_flight, verdict, result, refused = 0, Verdict(), "taken", ""
         try:
             message = _read(frames)
+            if isinstance(message, PrefixChanges):
+                if self.take_prefixes is not None:
+                    self.take_prefixes(message)
+                return None
             in_flight, verdict = self._take(message) or 0, self._verdict(message)
         except BeatRefused as error:
             result, refused = error.result, str(error)
@@ -96,7 +105,8 @@ class HeartbeatListener:
         seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight,
                            ejected=verdict.ejected, poisons=self._refusals(), stalled=verdict.stalled,
-                           demand=self.demand(), hold=verdict.hold))
+                           demand=self.demand(), hold=verdict.hold,
+                           prefixes=-1 if self.take_prefixes is None else verdict.prefixes))
 
     def _say(self, frame: zmq.Frame, reason: str) -> None:
         try:
@@ -151,7 +161,9 @@ class HeartbeatListener:
                 logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
                 break
             taken += 1
-            answers.append((sender, self._on_message(frames)))
+            answer = self._on_message(frames)
+            if answer is not None:
+                answers.append((sender, answer))
         if answers and not self._socket.closed:
             self._send(self._socket, answers)
         if taken:
@@ -192,12 +204,12 @@ class HeartbeatListener:
         self._context.term()
 
 
-def _read(frames: list[zmq.Frame]) -> Up:
+def _read(frames: list[zmq.Frame]) -> AgentMessage:
     """The message. Raises BeatRefused."""
     if len(frames) != 1:
         raise BeatRefused(f"a message is one frame, not {len(frames)}")
     try:
-        message: Up = _decode(frames[0].bytes)
+        message: AgentMessage = _decode(frames[0].bytes)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Undecodable(f"not a message known here: {error}") from None
     return message

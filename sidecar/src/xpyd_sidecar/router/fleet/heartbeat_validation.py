@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xpyd_sidecar.contract.ids import ServiceName, split_host_port
-from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.membership import AgentMessage, Goodbye, Heartbeat
 from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
 
 VERSIONS = frozenset({1})
@@ -11,7 +11,7 @@ VERSIONS = frozenset({1})
 MAX_NAME = 253
 
 
-def refuse_foreign(service: ServiceName, message: Up) -> None:
+def refuse_foreign(service: ServiceName, message: AgentMessage) -> None:
     """Another version or service. Raises Refused."""
     if message.v not in VERSIONS:
         raise BeatRefused(f"version {message.v} is not understood here (known: {', '.join(map(str, sorted(VERSIONS)))})")

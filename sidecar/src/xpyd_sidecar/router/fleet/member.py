@@ -111,6 +111,8 @@ class FleetMember(msgspec.Struct, eq=False):
     """Those since its agent last had an answer, or a probe."""
     in_flight: int = 0
     in_flight_at_beat: int = 0
+    prefixes_seq: int = 0
+    """``seq`` of the message about its cache that was taken last; 0: none was."""
     ended: int = 0
     """Legs of this router that ended since it was last looked at (``ConcurrencyLimits.look``)."""
 
@@ -168,6 +170,7 @@ class FleetMember(msgspec.Struct, eq=False):
         self.core, self.still_s, self.stalled_s = None, 0.0, 0.0
         self.computed_per_s = 0.0
         self.heard_at = -math.inf
+        self.prefixes_seq = 0
         self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 

@@ -72,7 +72,7 @@ class FleetWatch:
         if member is None:
             return Verdict()
         hold = bool(member.restart) and restarts.holds(self._loop.time(), member, self.roster.members())
-        return Verdict(bool(member.ejected), restarts.stalled(member), hold)
+        return Verdict(bool(member.ejected), restarts.stalled(member), hold, member.prefixes_seq)
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""

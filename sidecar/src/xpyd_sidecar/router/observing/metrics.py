@@ -127,6 +127,7 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "xpyd_router_passed_requests": ("Requests passed to one decode instance, by path and outcome", ("path", "outcome")),
     "xpyd_router_prefix_predicted_tokens": ("Of prompts that were prefilled, tokens that the router took to be cached", ()),
     "xpyd_router_prefix_actual_tokens": ("Of the same prompts, tokens that were, as the engines say", ()),
+    "xpyd_router_pulls": ("Requests before which KV was moved from decode to prefill, by how that ended", ("result",)),
     "xpyd_router_continued": ("Streams that went on with another decode instance", ()),
     "xpyd_router_tokens": ("Generated tokens relayed to clients, counted by their ids", ()),
     "xpyd_router_relayed_bytes": ("Bytes of answers to generation requests", ()),

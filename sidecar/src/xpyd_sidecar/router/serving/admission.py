@@ -254,15 +254,25 @@ def _turn(one: Accepted, queued_s: float) -> RequestHandler:
     return _hold(one) if one.context.hold.takes(one.asks) else _begin(one, waited=True)
 
 
-def _begin(one: Accepted, *, waited: bool = False) -> Serving:
+def _begin(one: Accepted, *, waited: bool = False) -> RequestHandler:
     """Serve a request. ``waited``: see ``serve``."""
     context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
     if not asks.api:
         return serve(one, picks=context.picker.asked(PromptPrefix(b""), name=asks.model or ""), waited=waited)
     whose = one.key.encode("latin-1") + bytes(fields.get("model", b""))
-    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""))
+    prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""), context.cut_seed)
+    if context.picker.holdings is not None:
+        asks.cuts = prefix.cuts
     picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
-    return serve(one, picks=picks, waited=waited)
+    pull = None if asks.alone else context.pulls.plan(asks.generates, picks)
+    if pull is None:
+        return serve(one, picks=picks, waited=waited)
+
+    def go_on(pulled_s: float) -> Serving:
+        asks.waited_s += pulled_s
+        return serve(one, picks=picks, waited=waited)
+
+    return pull.begin(one.reply, go_on, one.unserved)
 

@@ -78,6 +78,8 @@ class Asks(ABC):
     """Whether the client gets prefill's token."""
     prompt: Raw = Raw(b"")
     """As the client wrote it; empty where there is none."""
+    cuts: str = ""
+    """What engines are told that prefixes of its prompt are called; empty: nothing."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
     held: bool = False
@@ -276,7 +278,10 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg.send.role is Role.PREFILL:
             self._prefilled_at = member.heard_at
             if self._context.picker.holdings is not None and (actual := answers.cached_tokens(body)) >= 0:
-                self._context.observer.metrics.cached(leg.cached, actual)
+                estimate, told = self._record.prompt_size, answers.prompt_tokens(body)
+                # By the prompt's length as the engine tells it: the estimate's own error is none of what is held.
+                predicted = leg.cached * told // estimate if told > 0 and estimate > 0 else leg.cached
+                self._context.observer.metrics.cached(predicted, actual)
         if self._asks.tenancy is not None and (leg.send.role is Role.PREFILL or leg.send.params is None):
             self._record.cached_tokens = answers.cached_tokens(body)
             self._asks.tenancy.note_prefill_usage(body)

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.tenants import Tenant
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.failover_modes import SamplingTerms
 from xpyd_sidecar.router.api.priority import OWN, SHARED, PriorityBand
-from xpyd_sidecar.router.api.prompt import PromptLengths
+from xpyd_sidecar.router.api.prompt import PromptLengths, cut_seed
 from xpyd_sidecar.router.api.spending import AnswerLengths
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.demand import SharedDemand
@@ -39,6 +39,7 @@ from xpyd_sidecar.router.serving.hold import Hold
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.outlier_watch import OutlierWatch
 from xpyd_sidecar.router.serving.profiles import Profiles
+from xpyd_sidecar.router.serving.pulls import Pulls
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
 from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
@@ -70,6 +71,8 @@ class RequestContext:
         self.demand = SharedDemand(config.instance, self.quotas)
         self.salt_key = b""
         """Of the service: what keeps prefixes of tenants apart is made with it."""
+        self.cut_seed = 0
+        """What names of prefixes begin with in this service."""
         self.draining = False
         """The router stops, or sends clients elsewhere."""
         self.servings = InFlight()
@@ -88,6 +91,7 @@ class RequestContext:
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
+        self.pulls = Pulls(self.pool, self.farewells, lambda result: self.observer.metrics.count("pulls", result))
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.standby = Standby(enabled=router.wakes)
         self.hold = Hold(self.loop, ExpectedInstances(self.roster, self.standby), hold_s=router.hold_s,
@@ -166,7 +170,7 @@ class RequestContext:
 
     def serve_clients(self, clients: ClientKeys, salt_key: bytes) -> None:
         """Whose requests are taken from now on. ``salt_key``: of the service."""
-        self.clients, self.salt_key = clients, salt_key
+        self.clients, self.salt_key, self.cut_seed = clients, salt_key, cut_seed(salt_key)
         self.several = lambda: len(clients.keys) > 1
         clients.changed = lambda: self.quotas.take_over(clients.tenants, self.loop.time())
         clients.changed()
@@ -257,6 +261,7 @@ class RequestContext:
         """Cut off what still waits or runs."""
         self.hold.close(reason)
         self.line.end(reason)
+        self.pulls.abort(reason)
         if self.audits is not None:
             self.audits.abort()
         self.servings.abort(reason)

@@ -109,12 +109,13 @@ class Generation(Asks):
     def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:
         """See ``Asks``."""
         params, profile = send.params, self._profile
+        cuts = self.cuts if self._going is None else ""  # shares are those of the prompt alone
         if params is not None and speaks:
-            body = bodies.first_token_body(self._now, params)
+            body = bodies.first_token_body(self._now, params, cuts)
         elif params is not None and profile.known and self._going is None:
-            body = profile.body(self.prompt, params)
+            body = profile.body(self.prompt, params, cuts)
         else:
-            body = bodies.body_of(self._now, send.role, params)
+            body = bodies.body_of(self._now, send.role, params, cuts)
         return post_bytes(before_length(PATHS[self.api], send.target.http), lines, body)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
@@ -216,7 +217,7 @@ class Passthrough(Asks):
     def leg(self, send: mv.SendAttempt, lines: bytes, *, speaks: bool) -> bytes:  # noqa: ARG002 (Asks' names)
         """See ``Asks``; of a form the head alone."""
         params, split = send.params, self._split
-        body = self._body if params is None or split is None else bodies.body_of(split, send.role, params)
+        body = self._body if params is None or split is None else bodies.body_of(split, send.role, params, self.cuts)
         request, address, upload = self._request, send.target.http, self._request.upload
         if upload is None and request.method == "POST":
             before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered

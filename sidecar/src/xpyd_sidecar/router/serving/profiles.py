@@ -59,14 +59,14 @@ class RequestProfile:
         fields = {name: Raw(_MARK if name == of else bytes(raw)) for name, raw in request.fields.items()}
         self._asked = continuation.first_request(msgspec.structs.replace(request, fields=fields), self.begins)
 
-    def body(self, prompt: Raw, leg: legs.Leg) -> bytes:
+    def body(self, prompt: Raw, leg: legs.Leg, cuts: str = "") -> bytes:
         """The body of a leg of a request with this profile, which is ``known``, as ``bodies.body_of`` makes it."""
         asked = self._asked
         assert asked is not None, "a profile that was not kept"
         if self._templates is None:
             self._templates = _template(asked, Role.PREFILL), _template(asked, Role.DECODE)
         before, between = self._templates[leg.role is Role.DECODE]
-        return b"%b%b%b%b}" % (before, prompt, between, bodies.params_of(leg, asked.api))
+        return b"%b%b%b%b}" % (before, prompt, between, bodies.params_of(leg, asked.api, cuts))
 
 
 _Template = tuple[bytes, bytes]

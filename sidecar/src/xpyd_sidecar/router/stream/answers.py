@@ -70,6 +70,15 @@ def cached_tokens(body: bytes) -> int:
     return -1 if found is None else int(found[1])
 
 
+_PROMPT = re.compile(rb'"prompt_tokens":\s*([0-9]{1,15})')
+
+
+def prompt_tokens(body: bytes) -> int:
+    """Of a prompt, as ``usage`` of a whole answer to a completion or chat says; -1: it does not."""
+    found = _PROMPT.search(body, max(0, len(body) - TAIL))
+    return -1 if found is None else int(found[1])
+
+
 class _Response(msgspec.Struct):
     usage: Spent | None = None
 
