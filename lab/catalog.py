@@ -99,7 +99,7 @@ BENCHES: Final = (
             "away for a minute and two engines die. `--parts calm` or `--parts faults` alone, `--family`, `--seed`, `--faster n`",
             ("lab/bench/drill",), WRITE, root=True, profile="light", result="drill.json"),
     Command("bench-policies", 1, "what the router's policies are worth on a trace (`FILE`; without one on made-up "
-            "conversations, and nothing is written), and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
+            "conversations, and nothing is written), with and without caches that are told, and what a choice costs", ("lab/bench/policies",), env={}, result="policies.json"),
     Command("check-gpu", 5, "what xpyd does on a GPU, without vLLM: [the first day on a GPU](gpu.md) says what each figure is",
             ("-m", "lab.gpu"), env=CHECKOUT, result="gpu.json"),
     Command("check-gpu-engines", 10, "real vLLM engines on one GPU, 1P1D beside a plain engine: equal answers, times by prompt length, "
@@ -121,6 +121,9 @@ CAMPAIGNS: Final = (
              file="test_http.py", timeout=1800, short="a few seeds", result="campaign_http.json"),
     campaign("queue", 5, "a million messages through the broadcast queue", file="test_queue.py", timeout=3600,
              anew=".cache/campaign_queue.json", short="thousands", result="campaign_queue.json"),
+    campaign("turns", 30, "300 conversations whose KV is moved from decode to prefill while engines stand still, are killed and "
+             "clients leave", ("lab/campaigns/turns.py",), usual=(("--count", "300", "--write"),), short="a kill in a pull",
+             result="campaign_turns.json"),
     campaign("modes", 4, "put_async, put, get, and decode's buffer, on three real engines", file="test_modes.py",
              short="between connectors without engines"),
     campaign("failures", 5, "rows of [the failure table](../protocols/kv.md#failures): real engines that are stopped, killed, "
