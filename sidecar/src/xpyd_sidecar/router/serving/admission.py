@@ -266,9 +266,10 @@ def _begin(one: Accepted, *, waited: bool = False) -> RequestHandler:
     picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
-    pull = None if asks.alone else context.pulls.plan(asks.generates, picks)
+    pull = None if asks.alone or asks.pulled else context.pulls.plan(asks.generates, picks)
     if pull is None:
         return serve(one, picks=picks, waited=waited)
+    asks.pulled = True
 
     def go_on(pulled_s: float) -> Serving:
         asks.waited_s += pulled_s

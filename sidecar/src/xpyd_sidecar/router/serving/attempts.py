@@ -82,6 +82,8 @@ class Asks(ABC):
     """What engines are told that prefixes of its prompt are called; empty: nothing."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
+    pulled: bool = False
+    """KV has been moved for it, or that was tried (``pulls``)."""
     held: bool = False
     """It has been held for somebody who was expected (``hold``)."""
     generating: bool = False
