@@ -12,8 +12,8 @@ from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.observe import Told, instances
 from xpyd_operator.kube.outdated import OLD_S, outdated
 from xpyd_operator.plan.actions import Create, Drain, Remove
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import OUTDATED, Instance, Observed, Phase
+from xpyd_operator.plan.desired import DesiredService, Revision, RoleTarget
+from xpyd_operator.plan.observed import OUTDATED, Instance, ObservedService, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
@@ -59,8 +59,8 @@ def test_one_that_cannot_begin_with_the_image_of_another_release_is_made_anew(co
     assert OLD in found.absent.message
     assert NEW in found.absent.message
     target = RoleTarget(1, Revision("r1"))
-    desired = Desired(service=ServiceName("qwen"), prefill=RoleTarget(0, Revision("r1")), decode=target, router=None)
-    plan = step(desired, Observed((found,)), NOW)
+    desired = DesiredService(service=ServiceName("qwen"), prefill=RoleTarget(0, Revision("r1")), decode=target, router=None)
+    plan = step(desired, ObservedService((found,)), NOW)
     assert [each for each in plan.actions if isinstance(each, Remove)] == [
         Remove(found.name, f"it will never run again: {OUTDATED}")]
 
@@ -100,8 +100,9 @@ def test_those_that_cannot_pair_with_a_pod_of_the_new_release_count_as_of_anothe
     found = outdated(seen, pods, NEW, NOW)
     assert [each.revision for each in found] == ["r1", "r1-before"]
     target = RoleTarget(1, Revision("r1"))
-    wish = Desired(service=ServiceName("qwen"), prefill=target, decode=target, router=None, max_sidecars=8)
-    kinds = [(type(each).__name__, each.instance) for each in step(wish, Observed(found, fleet_known=True), NOW).actions
+    wish = DesiredService(service=ServiceName("qwen"), prefill=target, decode=target, router=None, max_sidecars=8)
+    plan = step(wish, ObservedService(found, fleet_known=True), NOW)
+    kinds = [(type(each).__name__, each.instance) for each in plan.actions
              if isinstance(each, Create | Drain | Remove)]
     assert kinds == [("Create", "qwen-e2")]
     assert outdated(found[:1], pods, NEW, NOW) == found[:1]

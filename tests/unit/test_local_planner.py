@@ -15,7 +15,7 @@ from xpyd_operator.local import store
 from xpyd_operator.local.backend import LocalBackend
 from xpyd_operator.local.observe import Picture
 from xpyd_operator.local.paths import ServiceFolder
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_sidecar.contract.ids import Role
 
 SCALING: dict[str, Any] = {
@@ -38,7 +38,7 @@ def drive(backend: LocalBackend, traffic: Traffic, seconds: int, now: float) -> 
     for _ in range(seconds // 5):
         now += 5.0
         traffic.go_on(now)
-        backend._plan(Picture(Observed(), (), traffic.fleet()), now)
+        backend._plan(Picture(ObservedService(), (), traffic.fleet()), now)
     return now
 
 

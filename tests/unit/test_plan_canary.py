@@ -8,7 +8,7 @@ from pod_world import PodWorld, wish
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
 from xpyd_operator.plan.canary import Stage, stage, view
-from xpyd_operator.plan.desired import STARTUP_S, Desired
+from xpyd_operator.plan.desired import STARTUP_S, DesiredService
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.status import is_true, status
 from xpyd_operator.plan.step import step
@@ -18,7 +18,7 @@ WITHOUT_SURGE = Rollout(max_surge=0, max_unavailable=1)
 OTHER = {"r2": "b" * 32}
 
 
-def waits(world: PodWorld, want: Desired) -> list[str]:
+def waits(world: PodWorld, want: DesiredService) -> list[str]:
     return [str(wait) for wait in step(want, world.observe(), world.now).waits]
 
 
@@ -211,7 +211,7 @@ def test_stages_from_fingerprints() -> None:
     def one(ordinal: int, role: Role, revision: str, print_: str, phase: Phase = Phase.READY) -> Instance:
         return Instance(InstanceName(f"q-e{ordinal}"), ordinal, role, revision, phase, fingerprint=print_)  # type: ignore[arg-type]
 
-    def at(*instances: Instance, want: Desired, fleet_known: bool = True) -> Stage:
+    def at(*instances: Instance, want: DesiredService, fleet_known: bool = True) -> Stage:
         prefill, decode = (view(role, want.target(role), instances) for role in Role)
         return stage(decode, prefill, fleet_known=fleet_known)
 

@@ -13,8 +13,8 @@ from xpyd_operator.api.operation import Rollout
 from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.absent import Absence, Broken, Waiting
 from xpyd_operator.plan.conditions import LONGEST, bounded
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.contract.adapters import Adapter, AdapterProblem, AdapterReport
@@ -25,7 +25,7 @@ ANSWERS: Absence | None = None
 UNKNOWN = Waiting("NoRouter", "nothing is known of routers")
 
 
-def said(want: Desired, observed: Observed) -> dict[str, Condition]:
+def said(want: DesiredService, observed: ObservedService) -> dict[str, Condition]:
     return {one.type: one for one in think(want, observed, 1000.0).status.conditions}
 
 
@@ -35,8 +35,8 @@ def pod(ordinal: int, role: Role, phase: Phase = Phase.READY, **more: Any) -> In
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, role, revision, phase, **settings)
 
 
-def seen(*instances: Instance, front: Absence | None = ANSWERS, **more: Any) -> Observed:
-    return Observed(instances, front=front, fleet_known=True, **more)
+def seen(*instances: Instance, front: Absence | None = ANSWERS, **more: Any) -> ObservedService:
+    return ObservedService(instances, front=front, fleet_known=True, **more)
 
 
 P, D = pod(0, Role.PREFILL), pod(1, Role.DECODE)
@@ -61,7 +61,7 @@ def test_ready_means_that_a_request_is_answered() -> None:
         (seen(P, pod(1, Role.DECODE, fingerprint="b" * 32)), "Incompatible"),
     ],
 )
-def test_never_ready_before_one_could_be(observed: Observed, reason: str) -> None:
+def test_never_ready_before_one_could_be(observed: ObservedService, reason: str) -> None:
     ready = said(wish(1, 1), observed)["Ready"]
     assert (ready.status, ready.reason) == ("False", reason)
 

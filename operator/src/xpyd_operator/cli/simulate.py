@@ -14,7 +14,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli import report
 from xpyd_operator.cli.documents import load_service
-from xpyd_operator.cli.follow import out
+from xpyd_operator.cli.follow import print_answer
 from xpyd_operator.cli.instances import instances, rules_of
 from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     ttft_s, tpot_s = limits(goals)
     if args.output == "json":
         told = {"instances": played.words, **report.as_json(found)}
-        out(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        print_answer(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
     else:
-        out(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes; {played.words}")
-        out(_cached(found.planner_run.cached_tokens, found.planner_run.computed_tokens, trace))
-        out(report.table(found, ttft_s, tpot_s))
+        print_answer(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes; {played.words}")
+        print_answer(_cached(found.planner_run.cached_tokens, found.planner_run.computed_tokens, trace))
+        print_answer(report.table(found, ttft_s, tpot_s))
     if args.plot:
         write(args.plot, report.picture(f"{args.trace}: planner and rivals", found, ttft_s, tpot_s).encode())
     return 0

@@ -40,8 +40,8 @@ from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.work import in_turn
 from xpyd_operator.plan.absent import Absence
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.gang import Together
@@ -86,7 +86,7 @@ class KubeBackend:
 
     # What is wanted
 
-    async def desired(self) -> Desired:
+    async def desired(self) -> DesiredService:
         """From the watched document and the pools; one that cannot be followed shows in the status at once.
 
         Raises:
@@ -112,7 +112,7 @@ class KubeBackend:
 
     # What is there
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         """Pods from the cache, and what a router tells; takes at most the routers' timeout."""
         service = self._blueprint.service
         pods = self._cache.of_service("Pod", self.namespace, self.name)
@@ -149,7 +149,7 @@ class KubeBackend:
             self._freed = now
         self._placed = placed
         clients = f"Service {service.name}"
-        return Observed(
+        return ObservedService(
             found,
             front=front(routers, self._told, prefill=prefill, decode=decode,
                         taken=clients if clients in self._named else "", away=away),

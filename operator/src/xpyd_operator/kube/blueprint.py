@@ -20,7 +20,7 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
-from xpyd_operator.errors import Unsupported, XpydError
+from xpyd_operator.errors import UnsupportedField, XpydError
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
@@ -29,7 +29,7 @@ from xpyd_operator.kube.key import Known
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
-from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.plan.desired import DesiredService, Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.engine import adapter_order
 from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
@@ -124,7 +124,7 @@ class KubeBlueprint:
         """The group of an instance of so many pods."""
         return pod_group(gang, self.service, instance, size)
 
-    async def desired(self, entry: Entry, now: float) -> Desired:
+    async def desired(self, entry: Entry, now: float) -> DesiredService:
         """For the planner.
 
         Raises:
@@ -148,7 +148,7 @@ class KubeBlueprint:
             self._suspended_since = now
         targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
                    for role in Role}
-        return Desired(
+        return DesiredService(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
@@ -221,7 +221,7 @@ class KubeBlueprint:
         """What the API server has against pods of this revision, where some are wanted and none exists. Those of a
         suspended service are tried when it is resumed, so that what is wrong with them never keeps it running.
         """
-        if service.spec.role(role).most == 0 or service.spec.suspend:
+        if service.spec.role(role).max_instances == 0 or service.spec.suspend:
             return ""
         for pod in self._cache.of_service("Pod", service.metadata.namespace or "", service.name):
             fact = pod.derived(facts)
@@ -230,7 +230,7 @@ class KubeBlueprint:
                 return ""
         try:
             return await self._dry_run.ask(service, role, revision, now, key.pod)
-        except Unsupported as error:
+        except UnsupportedField as error:
             return str(error)
 
     async def _tried_policies(self, service: DisaggService, now: float) -> str:
@@ -253,7 +253,7 @@ class KubeBlueprint:
             if there is not None and not differs(like["spec"], there.body["spec"]):
                 return ""
             return await self._dry_run.ask_router(service, now, key.pod)
-        except Unsupported as error:
+        except UnsupportedField as error:
             return str(error)
 
     def _pools(self, service: DisaggService) -> dict[Role, int | None]:

@@ -30,7 +30,7 @@ class Topology:
         for role in Role:
             spec = service.spec.role(role)
             key = service.spec.engine.topology if spec.parallelism.pods > 1 else None
-            if key is not None and spec.most and not await self._there(key, now):
+            if key is not None and spec.max_instances and not await self._there(key, now):
                 words = f"spec.engine.topology: no node has the label {key}, so that no pod of {role} finds a place"
                 do = "kubectl get nodes --show-labels has those that there are"
                 found.append(Broken("TopologyUnknown", words, do))

@@ -39,8 +39,8 @@ from xpyd_operator.plan.actions import (
     Switch,
     Undrain,
 )
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.adapters import follows
@@ -73,13 +73,13 @@ class LocalBackend:
         self._planning = Planning()
         self._hangs = Hangs()
 
-    async def desired(self) -> Desired:
+    async def desired(self) -> DesiredService:
         """From the document, and the wish to end."""
         return self.blueprint.desired()
 
     # What is there
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         """Count ends that nobody asked for, keep house, and look.
 
         Raises:

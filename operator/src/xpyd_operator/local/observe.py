@@ -17,7 +17,7 @@ from xpyd_operator.local.procs import Identity
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
+from xpyd_operator.plan.observed import Instance, ObservedRouter, ObservedService, ObservedUnit, Phase
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, words_of_ejection
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -44,7 +44,7 @@ class Sight(msgspec.Struct, frozen=True):
 class Picture(msgspec.Struct, frozen=True):
     """Everything that was found at one time."""
 
-    observed: Observed
+    observed: ObservedService
     sights: tuple[Sight, ...]
     fleet: Fleet | None
 
@@ -94,7 +94,7 @@ class Observer:
         if config is not None or "router" in work:
             router = self._seen_router(fleet, found, work.get("router"), now)
         told = fleet.disaggregation if fleet is not None and fleet.settled else None
-        observed = Observed(found, router, fleet_known=known, disaggregation=told)
+        observed = ObservedService(found, router, fleet_known=known, disaggregation=told)
         return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
 
     async def _fleet(self, port: int | None) -> Fleet | None:

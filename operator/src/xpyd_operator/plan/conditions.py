@@ -31,9 +31,9 @@ from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.adapters import adapters_loaded
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.disaggregating import disaggregating
-from xpyd_operator.plan.observed import STARTS, Instance, Observed, Phase
+from xpyd_operator.plan.observed import STARTS, Instance, ObservedService, Phase
 from xpyd_operator.plan.suspension import suspended
 from xpyd_sidecar.contract.ids import Role
 
@@ -49,7 +49,7 @@ Views = tuple[RoleView, RoleView]
 
 
 def conditions(
-    desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
+    desired: DesiredService, observed: ObservedService, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
 ) -> tuple[Condition, ...]:
     """Ready, Progressing, Degraded, Compatible, Disaggregating, with adapters AdaptersLoaded; of a suspended service those
     of ``suspension``.
@@ -80,7 +80,7 @@ def bounded(text: str, most: int = LONGEST) -> str:
     return line if len(line) <= most else line[: most - 2] + " …"
 
 
-def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatus) -> Condition:
+def _ready(desired: DesiredService, observed: ObservedService, views: Views, roles: RolesStatus) -> Condition:
     if desired.stopping:
         return _say("Ready", "False", "Stopping", "the service ends")
     late = _unreached(desired, observed)
@@ -111,7 +111,7 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
     return _say("Ready", "True", "AllReady", f"{desired.shape} ready")
 
 
-def _coming(observed: Observed) -> list[Instance]:
+def _coming(observed: ObservedService) -> list[Instance]:
     """Those that do not serve yet, and do not leave."""
     return [one for one in observed.instances if not one.ready and not one.leaving]
 
@@ -128,7 +128,7 @@ def _worst(coming: Iterable[Instance]) -> str:
     return next((why.reason for one in coming if isinstance(why := one.why, Broken)), "")
 
 
-def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
+def _unreached(desired: DesiredService, observed: ObservedService) -> tuple[str, str] | None:
     """Reason and words where clients reach no router that could answer."""
     router, front = observed.router, observed.front
     if desired.router is not None:
@@ -149,7 +149,9 @@ def _pairs(views: Views) -> bool:
     return not prefill.wanted or not ours or not theirs or bool(ours.keys() & theirs.keys())
 
 
-def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str, after: Sequence[Absence]) -> Condition:
+def _progressing(
+    desired: DesiredService, observed: ObservedService, plan: Plan, held: str, after: Sequence[Absence]
+) -> Condition:
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""
@@ -191,7 +193,7 @@ def _why(those: Iterable[Absence | None]) -> list[str]:
     return [_cut(words, LONGEST // (_NAMED + 1)) for words in list(first.values())[:_NAMED]]
 
 
-def _degraded(observed: Observed, held: str, after: Sequence[Absence]) -> Condition:
+def _degraded(observed: ObservedService, held: str, after: Sequence[Absence]) -> Condition:
     found = [(each.reason, each.message) for each in observed.absent if each.person]
     if held:
         found.append(("Incompatible", held))
@@ -216,7 +218,7 @@ def _degraded(observed: Observed, held: str, after: Sequence[Absence]) -> Condit
     return _say("Degraded", "True", found[0][0], "; ".join([*(_cut(words, each) for words in said), *failed]))
 
 
-def _clash(views: Views, observed: Observed) -> str:
+def _clash(views: Views, observed: ObservedService) -> str:
     """Why a rollout is held for good; empty where none is."""
     for mine, other in (views, views[::-1]):
         if stage(mine, other, fleet_known=observed.fleet_known) is Stage.HELD:

@@ -15,9 +15,9 @@ from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.absent import Absence, Broken
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.disaggregating import KIND, is_news
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.plan.status import is_true
 from xpyd_operator.plan.suspension import SUSPENDED, SUSPENDING
@@ -84,7 +84,7 @@ def _actions(after: Round) -> Iterator[News]:
                 pass
 
 
-def _instances(before: Observed, after: Observed) -> Iterator[News]:
+def _instances(before: ObservedService, after: ObservedService) -> Iterator[News]:
     old = {instance.name: instance for instance in before.instances}
     new = {instance.name: instance for instance in after.instances}
     for name, instance in new.items():
@@ -135,7 +135,7 @@ def _rollouts(before: Round, after: Round) -> Iterator[News]:
 
 def _rolling(round_: Round) -> Mapping[Role, str]:
     """Roles of which something old is there, with the revision that they roll to."""
-    desired: Desired = round_.desired
+    desired: DesiredService = round_.desired
     if desired.stopping:
         return {}
     return {

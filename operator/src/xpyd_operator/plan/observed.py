@@ -193,8 +193,8 @@ class ObservedRouter(msgspec.Struct, frozen=True):
 UNKNOWN_FRONT = Waiting("NoRouter", "nothing is known of routers")
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """Everything a step looks at."""
+class ObservedService(msgspec.Struct, frozen=True):
+    """Everything there is of one service, as a step of the planner looks at it."""
 
     instances: tuple[Instance, ...] = ()
     router: ObservedRouter | None = None

@@ -36,8 +36,8 @@ from xpyd_operator.plan.actions import (
     Undrain,
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import UNFINISHED, Instance, Observed, ObservedUnit, Phase
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import UNFINISHED, Instance, ObservedService, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_operator.plan.suspension import suspend
 from xpyd_sidecar.contract.ids import Role
@@ -46,7 +46,7 @@ REPLACE_S = 10.0
 """How long an instance that never runs again stays at least, so that one that always ends at once is no storm."""
 
 
-def step(desired: Desired, observed: Observed, now: float) -> Plan:
+def step(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
     """Plan one step; ``now`` is in unix seconds. The order of the actions is the order to apply them in."""
     if desired.stopping:
         return _end(desired, observed, now)
@@ -111,12 +111,12 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     return Plan(tuple(actions), tuple(waits))
 
 
-def _views(desired: Desired, there: tuple[Instance, ...]) -> tuple[RoleView, RoleView]:
+def _views(desired: DesiredService, there: tuple[Instance, ...]) -> tuple[RoleView, RoleView]:
     return (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
 
 
 def _patient(
-    desired: Desired, views: tuple[RoleView, RoleView], outs: tuple[Retire, Retire], now: float
+    desired: DesiredService, views: tuple[RoleView, RoleView], outs: tuple[Retire, Retire], now: float
 ) -> Iterator[Retire]:
     """Who goes, but for those that the other role may want; and why they did not switch where it wants some."""
     for mine, other, out in zip(views, views[::-1], outs, strict=True):
@@ -127,7 +127,7 @@ def _patient(
 
 
 def _retire(
-    desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], going: Collection[str]
+    desired: DesiredService, observed: ObservedService, views: tuple[RoleView, RoleView], going: Collection[str]
 ) -> tuple[tuple[Retire, Retire], str]:
     """Who goes of prefill and decode, so that what is left can pair and is reached; and the router kept for that."""
     prefill, decode = (
@@ -143,7 +143,7 @@ def _retire(
 
 
 def _add(
-    desired: Desired,
+    desired: DesiredService,
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
@@ -175,7 +175,7 @@ def _add(
     return actions, [put_off(f"creating {short} more of {mine.role}", why)]
 
 
-def _pause(desired: Desired, now: float) -> str:
+def _pause(desired: DesiredService, now: float) -> str:
     """Why no instance of several parts is made although none waits for places; empty where they are made."""
     paused = 0 < desired.place_after - now <= placing.PAUSE_S + placing.SPREAD_S  # later than that: the clock was set back
     return "others can have the places of one that found too few of them" if paused else ""
@@ -193,7 +193,9 @@ def _spent(instance: Instance, now: float) -> bool:
     return not 0 <= now - instance.since < REPLACE_S
 
 
-def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Waiting]) -> None:
+def _router(
+    desired: DesiredService, observed: ObservedService, now: float, actions: list[Action], waits: list[Waiting]
+) -> None:
     there = observed.router
     if desired.router is None:
         if there is not None and not there.stopping:
@@ -210,7 +212,7 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
         actions.append(StartRouter(desired.router, "its settings changed"))
 
 
-def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
+def _finish(instance: Instance, desired: DesiredService, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
     if _spent(instance, now) and instance.absent is not None:
         pause_s = placing.pause_s(desired.uid, now) if instance.absent.reason == UNFINISHED else 0.0
@@ -222,7 +224,7 @@ def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     return None
 
 
-def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Waiting]) -> None:
+def _revive(instance: Instance, desired: DesiredService, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     for unit in instance.units:
         if not unit.alive:
             reason = _when(unit, now, f"restarting {unit.name} of {instance.name}", waits)
@@ -247,7 +249,7 @@ def _when(unit: ObservedUnit, now: float, what: str, waits: list[Waiting]) -> st
     return ""
 
 
-def _end(desired: Desired, observed: Observed, now: float) -> Plan:
+def _end(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
     router = observed.router
     if router is not None:
         if not router.stopping:

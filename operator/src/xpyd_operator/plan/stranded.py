@@ -24,7 +24,7 @@ from typing import Final
 from xpyd_operator.plan.absent import Waiting
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.canary import RoleView
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.ids import Role
@@ -63,7 +63,7 @@ def first_to_others(mine: RoleView, other: RoleView, now: float) -> str:
 
 
 def give_up(
-    desired: Desired, views: tuple[RoleView, RoleView], freed: float, now: float
+    desired: DesiredService, views: tuple[RoleView, RoleView], freed: float, now: float
 ) -> tuple[Switch | Drain | Remove, ...]:
     """Who gives its place to a stranded role, one at a time, and who would take it; ``freed``: when a place was given back
     last.

@@ -59,7 +59,7 @@ def refusals(service: DisaggService, bare: tuple[Role, ...]) -> Iterator[tuple[s
     offload = service.spec.kv.offload
     if offload is None:
         return
-    lacking = [str(role) for role in bare if service.spec.role(role).most]
+    lacking = [str(role) for role in bare if service.spec.role(role).max_instances]
     if lacking:
         none = f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} none"
         for name, given in (("memory", offload.memory_bytes), ("disk", offload.disk_bytes)):

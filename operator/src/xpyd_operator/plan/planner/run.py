@@ -132,8 +132,8 @@ def bounds_of(service: DisaggService) -> Bounds:
     """Bounds of the counts as the document states them; a role without ``scaling`` keeps its count."""
     spec = service.spec
     return Bounds(
-        prefill=(spec.prefill.least, spec.prefill.most),
-        decode=(max(1, spec.decode.least), max(1, spec.decode.most)),
+        prefill=(spec.prefill.min_instances, spec.prefill.max_instances),
+        decode=(max(1, spec.decode.min_instances), max(1, spec.decode.max_instances)),
         total=spec.limits.max_instances,
     )
 
