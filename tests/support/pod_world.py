@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan import backoff, counts
-from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Broken, Waiting, waits
+from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Breakage, Waiting, waits
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
 from xpyd_operator.plan.desired import STARTUP_S, DesiredService, Revision, RoleTarget
 from xpyd_operator.plan.observed import Instance, ObservedService, Phase
@@ -134,16 +134,16 @@ class PodWorld:
 
     def _absent(self, pod: Pod) -> Absence | None:
         if pod.phase is Phase.LOST:
-            return Broken("NodeLost", "its node is away")
+            return Breakage("NodeLost", "its node is away")
         if pod.failed:
-            return Broken(pod.failed, "it was put off its node", replaced=True)
+            return Breakage(pod.failed, "it was put off its node", replaced=True)
         if not pod.admitted:
             return Waiting(QUEUED, "it waits to be admitted", since=pod.since, place=True)
         if pod.phase is Phase.STARTING and not pod.scheduled:
             return waits(UNPLACED, "no node has room", self.now, since=pod.since, limit_s=STARTUP_S, place=True)
         if pod.phase is Phase.CRASHED:
             words = "exit code 1: no"
-            return Broken("CrashLoop", words) if pod.crashes >= backoff.LOOPING else Waiting("CrashLoop", words)
+            return Breakage("CrashLoop", words) if pod.crashes >= backoff.LOOPING else Waiting("CrashLoop", words)
         return None
 
     def fingerprint(self, pod: Pod) -> Fingerprint:

@@ -13,7 +13,7 @@ from kube_documents import UID, pod
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.observe import LOST_S, Told, front, instances
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.plan.absent import Breakage
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -190,6 +190,6 @@ def test_a_thousand_pods_are_seen_fast() -> None:
 
 def test_clients_do_not_reach_a_service_whose_name_is_somebody_elses() -> None:
     found = front([], told(), prefill=True, taken="Service qwen")
-    assert isinstance(found, Broken)
+    assert isinstance(found, Breakage)
     assert found.reason == "NameTaken"
     assert "Service qwen" in found.message

@@ -209,7 +209,7 @@ def test_cold_starts_are_learned() -> None:
     planning = Planning()
     name = InstanceName("qwen-e0")
     for at, phase in ((0.0, Phase.STARTING), (40.0, Phase.STARTING), (90.0, Phase.READY)):
-        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+        planning.observe(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
     assert planning._cold_s == 90.0
 
 
@@ -223,7 +223,7 @@ def test_a_forecast_reaches_as_far_as_a_cold_start_takes() -> None:
         nonlocal now
         now += INTERVAL_S
         traffic.go_on(now)
-        planning.look(traffic.fleet(), (), now)
+        planning.observe(traffic.fleet(), (), now)
         said = planning.conclude(one, {"r0": traffic.fleet()}, (1, 1), now)
         return said.sentence if said is not None else ""
 
@@ -231,5 +231,5 @@ def test_a_forecast_reaches_as_far_as_a_cold_start_takes() -> None:
     assert " in 180 s" in sentence(), "none was seen yet"
     name = InstanceName("qwen-e0")
     for at, phase in ((0.0, Phase.STARTING), (60.0, Phase.READY)):
-        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+        planning.observe(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
     assert " in 60 s" in sentence()

@@ -88,7 +88,7 @@ def test_a_pod_that_has_ended_for_good_is_nobodys_trouble() -> None:
 
 def test_a_router_that_is_up_and_waits_for_engines_is_no_trouble() -> None:
     away = seen(pod("a"), made=deployment())
-    assert [(each.reason, each.person, each.soon) for each in away] == [("RouterNotReady", False, True)]
+    assert [(each.reason, each.person, each.ends_soon) for each in away] == [("RouterNotReady", False, True)]
     reason, words = told(pod("a"), away=away)
     assert reason == "RouterNotReady"
     assert words.startswith(f"no router is ready: {NAME}-a: container router of pod {NAME}-a is up, and is ready once")

@@ -12,7 +12,7 @@ from plan_world import World, desired
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.kube.status import pool_status, service_status, service_wide, stalled, unplanned
-from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.plan.absent import Breakage, Waiting
 from xpyd_operator.plan.round import think
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
@@ -61,7 +61,7 @@ EARLIER = ServiceStatus(conditions=(Condition(type="Ready", status="False", reas
 
 
 def test_a_service_without_a_key_stays_as_ready_as_it_was() -> None:
-    why = Broken("MasterLost", "it is gone")
+    why = Breakage("MasterLost", "it is gone")
     assert said(unplanned(FOLLOWED, why)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
                                               "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
     assert said(unplanned(ServiceStatus(), why))["Ready"] == ("False", "MasterLost")
@@ -73,7 +73,7 @@ def test_a_refused_document_takes_nothing_from_what_runs_and_gives_its_reason_to
     before: ServiceStatus, ready: tuple[str, str],
 ) -> None:
     """Also after a document before it was refused for something else."""
-    status = unplanned(before, Broken(WRONG.reason, WRONG.message), WRONG)
+    status = unplanned(before, Breakage(WRONG.reason, WRONG.message), WRONG)
     assert said(status) == {"Ready": ready, "Valid": ("False", "Invalid"), "Stalled": ("True", "Invalid")}
     assert not any("spec.old" in each.message for each in status.conditions)
 

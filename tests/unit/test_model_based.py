@@ -278,8 +278,9 @@ def _any_ordinal(_: object) -> Iterator[int]:
 BREAKS: dict[str, tuple[tuple[tuple[object, str, Callable[..., object]], ...], str]] = {
     "drains below what is asked for": (((rollout, "_room", _all), (rollout, "_replaced", _all)), "serve, not fewer than"),
     "knows no surge": (((planning, "missing", _no_surge),), "exist, at most"),
-    "leaves one role of a fingerprint": (((balance, "kept", _nothing),), r" of \("),
-    "takes every revision for the same KV": (((rollout, "stage", _same), (balance, "kept", _nothing)), r" of \("),
+    "leaves one role of a fingerprint": (((balance, "reasons_to_keep", _nothing),), r" of \("),
+    "takes every revision for the same KV": (
+        ((rollout, "stage", _same), (balance, "reasons_to_keep", _nothing)), r" of \("),
     "drains the last router": (((routers, "last_router", _nobody),), "last router"),
     "never rests": (((routers, "label", _restless),), "done twice|no rest|routes"),
     "drains and makes what could switch": (

@@ -6,7 +6,7 @@ import pytest
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.operation import Rollout
-from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
+from xpyd_operator.plan.absent import UNPLACED, Breakage, Waiting
 from xpyd_operator.plan.canary import Stage, stage, view
 from xpyd_operator.plan.desired import STARTUP_S, DesiredService
 from xpyd_operator.plan.observed import Instance, Phase
@@ -231,9 +231,9 @@ def test_stages_from_fingerprints() -> None:
 
 def test_what_will_serve_soon() -> None:
     instance = Instance(InstanceName("q-e0"), 0, Role.DECODE, wish(1, 1).decode.revision, Phase.STARTING)
-    assert instance.soon
-    for why, soon in ((Broken("ImagePull", "no"), False), (Waiting("Starting", "no"), True),
+    assert instance.serves_soon
+    for why, soon in ((Breakage("ImagePull", "no"), False), (Waiting("Starting", "no"), True),
                       (Waiting("Starting", "no", late=True), False), (Waiting(UNPLACED, "no", place=True), False),
-                      (Broken("Evicted", "no", replaced=True), True)):
+                      (Breakage("Evicted", "no", replaced=True), True)):
         changed = Instance(instance.name, 0, instance.role, instance.revision, instance.phase, absent=why)
-        assert changed.soon is soon
+        assert changed.serves_soon is soon

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from pod_world import wish
 
-from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
+from xpyd_operator.plan.absent import UNPLACED, Breakage, Waiting
 from xpyd_operator.plan.actions import Create, Remove
 from xpyd_operator.plan.desired import DesiredService, Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, ObservedService, Phase
@@ -101,10 +101,10 @@ def test_two_services_that_give_halves_back_at_once_do_not_try_again_at_once() -
 
 
 def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
-    late = one(1, phase=Phase.CRASHED, absent=Broken(UNFINISHED, "1 of 2 pods", replaced=True), since_ago=60)
+    late = one(1, phase=Phase.CRASHED, absent=Breakage(UNFINISHED, "1 of 2 pods", replaced=True), since_ago=60)
     plan = step(groups(0, 1), ObservedService((late,)), NOW)
     assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", pause_s("", NOW))
-    broken = msgspec.structs.replace(late, absent=Broken(BROKEN, "a hole", replaced=True))
+    broken = msgspec.structs.replace(late, absent=Breakage(BROKEN, "a hole", replaced=True))
     gone = Remove(late.name, "it will never run again: Broken")
     assert step(groups(0, 1), ObservedService((broken,)), NOW).actions[0] == gone
 

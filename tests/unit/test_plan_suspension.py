@@ -7,7 +7,7 @@ import pytest
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.plan.absent import Breakage, Waiting
 from xpyd_operator.plan.actions import Drain, Remove
 from xpyd_operator.plan.conditions import conditions
 from xpyd_operator.plan.desired import DesiredService
@@ -57,7 +57,7 @@ def test_no_router_need_tell_a_load() -> None:
 def test_what_does_not_serve_goes_too_and_what_is_lost_holds_nothing_up() -> None:
     first, second, third, fourth = serving().observe().instances
     there = (msgspec.structs.replace(first, phase=Phase.CRASHED), msgspec.structs.replace(second, phase=Phase.STARTING),
-             msgspec.structs.replace(third, phase=Phase.LOST, absent=Broken("Lost", "its node is away")),
+             msgspec.structs.replace(third, phase=Phase.LOST, absent=Breakage("Lost", "its node is away")),
              msgspec.structs.replace(fourth, phase=Phase.STOPPING))
     done = think(suspended(5.0), ObservedService(there), 5.0)
     assert done.plan.actions == (Remove(first.name, "the service is suspended"),
@@ -93,8 +93,8 @@ def test_it_is_not_ready_while_it_ends_and_nothing_is_said_of_ready_once_it_has(
     assert router["Suspended"].status == "False"
 
 
-@pytest.mark.parametrize("after", [Waiting("Waiting", "a Service waits: for x"), Broken("Failed", "it is forbidden")])
-def test_what_a_round_could_not_do_is_said_and_it_is_not_at_rest(after: Waiting | Broken) -> None:
+@pytest.mark.parametrize("after", [Waiting("Waiting", "a Service waits: for x"), Breakage("Failed", "it is forbidden")])
+def test_what_a_round_could_not_do_is_said_and_it_is_not_at_rest(after: Waiting | Breakage) -> None:
     done = think(suspended(5.0), ObservedService(), 5.0)
     found = {each.type: each for each in conditions(done.desired, done.observed, done.plan, done.status.roles, (after,))}
     assert found["Suspended"].status == "False"

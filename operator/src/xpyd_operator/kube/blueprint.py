@@ -146,7 +146,7 @@ class KubeBlueprint:
             self._suspended_since = 0.0
         elif not self._suspended_since:
             self._suspended_since = now
-        targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
+        targets = {role: target(found.count_of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
                    for role in Role}
         return DesiredService(
             service=ServiceName(service.name),

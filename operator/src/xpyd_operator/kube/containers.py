@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xpyd_operator.kube.podstatus import clock, condition, last_line, unix
 from xpyd_operator.kube.podwords import ROUTER, more_memory, words_of
-from xpyd_operator.plan.absent import Absence, Broken, Waiting, waits
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting, waits
 from xpyd_operator.plan.backoff import HEALTHY_S, LOOPING
 from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.names import member_of
@@ -117,7 +117,7 @@ def why_not(one: Container) -> NotUp | None:
         return None
     found = _refused(one) or _ended(one)
     if found is not None:
-        return NotUp(Weight.BROKEN if isinstance(found, Broken) else Weight.ENDED, found)
+        return NotUp(Weight.BROKEN if isinstance(found, Breakage) else Weight.ENDED, found)
     if "running" in one.state:
         return _running(one)
     since = one.placed
@@ -141,17 +141,17 @@ def _refused(one: Container) -> Absence | None:
         do = f"check the image's name, its registry and {words_of(one.pod).pull}"
         if reason == "ErrImagePull" and one.now - one.placed < UNREADY_S:
             return _wait(one, "ImagePull", f"{what}; {do}", one.placed, UNREADY_S)
-        return Broken("ImagePull", what, do, of=one.name)
+        return Breakage("ImagePull", what, do, of=one.name)
     if reason in _NEVER_PULL:
         what = f"{image} for {one.where} cannot be used: {words or reason}"
-        return Broken("ImagePull", what, "correct the image", one.name)
+        return Breakage("ImagePull", what, "correct the image", one.name)
     if reason == "CreateContainerConfigError":
         kind = "SecretMissing" if _SECRET.search(words) else "ConfigError"
         do = "create what is missing in the pod's namespace"
-        return Broken(kind, f"{one.where} cannot be configured: {words or reason}", do, one.name)
+        return Breakage(kind, f"{one.where} cannot be configured: {words or reason}", do, one.name)
     if reason in _CREATE:
         do = f"see kubectl describe pod {name}"
-        return Broken("ContainerError", f"{one.where} cannot be started: {words or reason}", do, one.name)
+        return Breakage("ContainerError", f"{one.where} cannot be started: {words or reason}", do, one.name)
     return None
 
 
@@ -164,26 +164,26 @@ def _ended(one: Container) -> Absence | None:
     ran_s, when = unix(last.get("finishedAt")) - unix(last.get("startedAt")), unix(last.get("finishedAt"))
     times = max(1, one.status.get("restartCount", 0))
     if one.kind is Kind.INIT:
-        found = Broken("InitFailed", f"{one.where} {_how(last)}", f"see kubectl logs {name} -c {one.name}", one.name)
+        found = Breakage("InitFailed", f"{one.where} {_how(last)}", f"see kubectl logs {name} -c {one.name}", one.name)
         return _again(one, found, times, when)
     often = "once" if times == 1 else f"{times} times"
     if last.get("reason") == "OOMKilled":
         do = more_memory(one.pod, one.name)
-        return _again(one, Broken("OutOfMemory", f"{one.where} was killed for memory {often}", do, one.name), times, when)
+        return _again(one, Breakage("OutOfMemory", f"{one.where} was killed for memory {often}", do, one.name), times, when)
     limit_s = _startup_limit_s(one)
     if limit_s and ran_s >= limit_s and last.get("exitCode") in (137, 143):
         said = words_of(one.pod)
         what = f"the {said.what} of pod {name}" if one.kind is Kind.MAIN else one.where
-        return Broken("StartupTimeout", f"{what} was not up within {limit_s:.0f} s ({often})",
+        return Breakage("StartupTimeout", f"{what} was not up within {limit_s:.0f} s ({often})",
                       f"{said.start}: kubectl logs {name} -c {one.name} --previous", one.name)
     if ran_s >= HEALTHY_S:
         times, often = 1, "once"  # it ran well before
     reason = "SidecarCrash" if one.name == SIDECAR else "CrashLoop"
     what = f"{one.where} ended {often}, last {_how(last)}"
-    return _again(one, Broken(reason, what, f"see kubectl logs {name} -c {one.name} --previous", one.name), times, when)
+    return _again(one, Breakage(reason, what, f"see kubectl logs {name} -c {one.name} --previous", one.name), times, when)
 
 
-def _again(one: Container, found: Broken, times: int, when: float) -> Absence:
+def _again(one: Container, found: Breakage, times: int, when: float) -> Absence:
     """From ``LOOPING`` times on nobody waits for it any more."""
     return found if times >= LOOPING else _wait(one, found.reason, found.message, when)
 

@@ -17,7 +17,7 @@ from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.podstatus import clock
 from xpyd_operator.kube.routers import first_words
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import STARTUP_S, Revision
 from xpyd_operator.plan.names import member_of, ordinal_of
@@ -104,7 +104,7 @@ def front(
     live beside engines.
     """
     if taken:
-        return Broken("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
+        return Breakage("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
     reached = [each for each in routers if each.usable]
     if not reached:
         return Waiting("NoRouter", _nobody(away))
@@ -126,7 +126,7 @@ def front(
         if not prefills:
             return Waiting("NoPrefill", f"no prefill instance can be picked{_why(told.fleet, Role.PREFILL)}")
         if not prefills & decodes:
-            return Broken("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
+            return Breakage("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
     return None
 
 
@@ -173,7 +173,7 @@ def _instance(
 def _absent(entry: Entry, fact: Facts, phase: Phase, now: float, limit_s: float) -> Absence | None:
     if phase is Phase.LOST:
         words = f"pod {fact.name} should have ended by {clock(fact.ends_by)}; its node does not answer (kubectl get nodes)"
-        return Broken("Lost", words, f"once the node is surely off: kubectl delete pod {fact.name} --force")
+        return Breakage("Lost", words, f"once the node is surely off: kubectl delete pod {fact.name} --force")
     return absent(entry.body, now, limit_s)
 
 
@@ -181,9 +181,9 @@ def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
     found = None
     if ours:
         what = f"pod {name} has lost the label {labels.ROLE}"
-        found = Broken("Unrecognized", what, "delete the pod, and it is made anew")
+        found = Breakage("Unrecognized", what, "delete the pod, and it is made anew")
     elif not ending:
-        found = Broken("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
+        found = Breakage("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
     return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, absent=found)
 
 

@@ -20,7 +20,7 @@ import msgspec
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.podstatus import unix
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.plan.absent import Breakage
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import OUTDATED, Instance, Phase
 from xpyd_operator.render import labels
@@ -61,7 +61,7 @@ def _begun_in_vain(instance: Instance, pods: Sequence[Body], image: str, now: fl
     if now - created < OLD_S or not other:
         return instance
     words = f"{instance.absent.message}; it is made anew with {image}, as {other} is not the operator's image any more"
-    why = Broken(OUTDATED, words, replaced=True)
+    why = Breakage(OUTDATED, words, replaced=True)
     return msgspec.structs.replace(instance, phase=Phase.CRASHED, since=created, absent=why)
 
 

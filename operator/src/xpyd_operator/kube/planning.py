@@ -48,7 +48,7 @@ class PoolPlanner:
     def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], routers: Sequence[Facts], now: float) -> None:
         """What a round saw; ``routers`` are those that clients reach."""
         self._seen = ZeroView(fleet, instances, tuple(routers))
-        self._planning.look(fleet, instances, now)
+        self._planning.observe(fleet, instances, now)
 
     async def tend(
         self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key_of: KeyOf, *, now: float,

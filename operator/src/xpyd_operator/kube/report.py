@@ -15,8 +15,8 @@ from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.kube.shared import Shared
 from xpyd_operator.kube.status import pool_status, service_status, unplanned
 from xpyd_operator.kube.status_writer import StatusWriter, read
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
-from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
+from xpyd_operator.plan.conditions import shorten
 from xpyd_operator.plan.news import news
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.ids import Role
@@ -44,7 +44,7 @@ class ServiceReport:
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
         status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting,
                                 gateway=gateway)
-        words = bounded("; ".join(part for part in (status.plan, sentence) if part)) or None
+        words = shorten("; ".join(part for part in (status.plan, sentence) if part)) or None
         status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)
         for role in Role:
@@ -79,7 +79,7 @@ class ServiceReport:
         """The document cannot be followed, and none was ever accepted while this process lives."""
         valid = self._blueprint.valid
         before = read(entry.body, ServiceStatus)
-        why: Absence = Broken(valid.reason, valid.message)
+        why: Absence = Breakage(valid.reason, valid.message)
         if valid.status != "False":  # it cannot be told at present, and will be
             if any(each.type == "Valid" for each in before.conditions):
                 return
@@ -93,7 +93,8 @@ class ServiceReport:
     def keyless(self, entry: Entry, error: KeyTrouble) -> None:
         """The key of its pods cannot be told. It stays a status of the document that was acted on last."""
         before = read(entry.body, ServiceStatus)
-        self._status.put(entry, unplanned(before, Broken(error.reason, str(error))), before.observed_generation, now_text())
+        status = unplanned(before, Breakage(error.reason, str(error)))
+        self._status.put(entry, status, before.observed_generation, now_text())
         self._shared.events.say(entry, "Warning", error.reason, str(error))
 
     async def close(self) -> None:

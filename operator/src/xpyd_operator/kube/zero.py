@@ -73,7 +73,7 @@ class ZeroScaler:
             await self._caller.close()
             return False
         tls = service.spec.router.tls.secret is not None
-        served = zero.served(service, wanted, seen.instances)
+        served = zero.can_serve(service, wanted, seen.instances)
         call = None if served else zero.wake_call(wanted.decode, seen.instances, held_up, failed)
         await self._caller.keep(seen.routers, key_of, call, tls=tls)
         if wanted.decode > 0:
@@ -81,7 +81,7 @@ class ZeroScaler:
         held = self._caller.take()
         if not held:
             return False
-        self._history = self._history.heard(0.0, now, service.spec.planner.idle_timeout_s)
+        self._history = self._history.with_request(0.0, now, service.spec.planner.idle_timeout_s)
         first = zero.first_counts(service)
         words = f"{held} requests wait and no instance runs: {first.prefill}P{first.decode}D"
         return await self._set(entry, service, (first.prefill, first.decode), WOKEN, words)
@@ -98,7 +98,7 @@ class ZeroScaler:
             return False
         if told is not self._told:
             self._told = told
-            self._history = self._history.heard(told.idle_s, now, after_s)
+            self._history = self._history.with_request(told.idle_s, now, after_s)
         idle_s = now - self._history.last
         if zero.comes_soon(seen.instances) or zero.reason_to_stay(self._history, idle_s, after_s, cold_s):
             return False
@@ -107,7 +107,7 @@ class ZeroScaler:
         agreed = zero.agreed_idle_s(answers.get(each.uid) for each in seen.routers)
         if agreed is None:
             return False
-        self._history = self._history.heard(agreed, now, after_s)
+        self._history = self._history.with_request(agreed, now, after_s)
         if why := zero.reason_to_stay(self._history, agreed, after_s, cold_s):
             logger.info("%s/%s is idle and stays: %s", entry.namespace, entry.name, why)
             return False

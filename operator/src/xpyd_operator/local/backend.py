@@ -105,7 +105,7 @@ class LocalBackend:
     def _plan(self, picture: Picture, now: float) -> None:
         """Let the planner look, and decide when an interval is over; what it sets is in force from the next round on."""
         fleet = picture.fleet
-        self._planning.look(fleet, picture.observed.instances, now)
+        self._planning.observe(fleet, picture.observed.instances, now)
         try:
             service, before = self.blueprint.service(), self.blueprint.desired()
         except XpydError as error:

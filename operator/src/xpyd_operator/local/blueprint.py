@@ -73,7 +73,7 @@ class LocalBlueprint:
         model = model_of(service)
         found = counts(service, self._planned(service))
         targets = {
-            role: target(found.of(role), engine_revision(service, role, model), spec.rollout) for role in Role
+            role: target(found.count_of(role), engine_revision(service, role, model), spec.rollout) for role in Role
         }
         no_switch = local_difference(service)
         return DesiredService(

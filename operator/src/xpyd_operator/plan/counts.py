@@ -31,8 +31,8 @@ class Counts(msgspec.Struct, frozen=True):
     limited: tuple[str, str] = ("", "")
     """The part of it that is about prefill, and about decode."""
 
-    def of(self, role: Role) -> int:
-        """Wanted instances of one role."""
+    def count_of(self, role: Role) -> int:
+        """How many instances of one role are wanted."""
         return self.prefill if role is Role.PREFILL else self.decode
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from xpyd_operator.api.status import RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.plan.absent import Waiting
 from xpyd_operator.plan.actions import Plan
-from xpyd_operator.plan.conditions import bounded, conditions
+from xpyd_operator.plan.conditions import conditions, shorten
 from xpyd_operator.plan.desired import DesiredService, shape
 from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_sidecar.contract.ids import Role
@@ -30,7 +30,7 @@ def status(desired: DesiredService, observed: ObservedService, plan: Plan, now: 
         revision="/".join(dict.fromkeys((desired.prefill.revision, desired.decode.revision))),
         revisions=tuple(dict.fromkeys(instance.revision for instance in reversed(there)))[:_MOST],
         fingerprints=tuple(sorted({one.fingerprint for one in there if one.fingerprint}))[:_MOST],
-        plan=bounded(words(plan, now)) or None,
+        plan=shorten(words(plan, now)) or None,
     )
 
 

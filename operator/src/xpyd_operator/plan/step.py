@@ -35,7 +35,7 @@ from xpyd_operator.plan.actions import (
     Switch,
     Undrain,
 )
-from xpyd_operator.plan.canary import RoleView, alone, stage, view
+from xpyd_operator.plan.canary import RoleView, is_canary_stage, stage, view
 from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.observed import UNFINISHED, Instance, ObservedService, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
@@ -81,10 +81,10 @@ def step(desired: DesiredService, observed: ObservedService, now: float) -> Plan
     drains += leaving
     going.update(action.instance for action in leaving)
     actions += made
-    there = switch.after(there, made)
+    there = switch.apply_switches(there, made)
     there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
                   for one in there)
-    observed = msgspec.structs.replace(observed, instances=switch.after(observed.instances, made))
+    observed = msgspec.structs.replace(observed, instances=switch.apply_switches(observed.instances, made))
     views = _views(desired, there)
     outs, last = _retire(desired, observed, views, going)
     last = last or stays
@@ -121,9 +121,10 @@ def _patient(
     """Who goes, but for those that the other role may want; and why they did not switch where it wants some."""
     for mine, other, out in zip(views, views[::-1], outs, strict=True):
         why = switch.waits(desired, views, mine.role, now)
-        held = out.without({instance.name: why for instance, _ in out.drain}) if why else out
-        short = len(other.fresh) < other.wanted and not mine.stale
-        yield held.because(f"it cannot become {other.role}: {desired.no_switch}") if short and desired.no_switch else held
+        held = out.hold({instance.name: why for instance, _ in out.drain}) if why else out
+        short = len(other.fresh) < other.wanted_count and not mine.stale
+        words = f"it cannot become {other.role}: {desired.no_switch}"
+        yield held.with_reason(words) if short and desired.no_switch else held
 
 
 def _retire(
@@ -136,10 +137,10 @@ def _retire(
     last = ""
     if desired.max_sidecars:
         last = routers.last_router(observed, {*going, *(instance.name for instance, _ in decode.drain)})
-        decode = decode.without({last: "clients reach no other router yet"})
+        decode = decode.hold({last: "clients reach no other router yet"})
     leaving = ([instance for instance, _ in prefill.drain], [instance for instance, _ in decode.drain])
-    stay = balance.kept(*views, leaving)
-    return (prefill.without(stay), decode.without(stay)), last
+    stay = balance.reasons_to_keep(*views, leaving)
+    return (prefill.hold(stay), decode.hold(stay)), last
 
 
 def _add(
@@ -158,7 +159,7 @@ def _add(
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
-    count = missing(mine, len(back), canary=alone(at))
+    count = missing(mine, len(back), canary=is_canary_stage(at))
     placed, others = first
     if count and placed and mine.target.parts > 1:
         return actions, [put_off(f"creating {count} more of {mine.role}", placed, desired.place_after)]
@@ -167,11 +168,11 @@ def _add(
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
-    short = mine.wanted - len(mine.fresh) - len(back) - count
+    short = mine.wanted_count - len(mine.fresh) - len(back) - count
     if short <= 0:
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
-    why = reason_to_wait(mine, other, at) if alone(at) else why
+    why = reason_to_wait(mine, other, at) if is_canary_stage(at) else why
     return actions, [put_off(f"creating {short} more of {mine.role}", why)]
 
 
@@ -188,7 +189,7 @@ def _seen(instance: Instance, now: float) -> Instance:
 
 def _spent(instance: Instance, now: float) -> bool:
     """Its platform never starts it again, and it ended a while ago (or in the future: the clock was set back)."""
-    if instance.phase is not Phase.CRASHED or instance.units or not instance.over:
+    if instance.phase is not Phase.CRASHED or instance.units or not instance.needs_replacement:
         return False
     return not 0 <= now - instance.since < REPLACE_S
 

@@ -40,7 +40,9 @@ def suspend(desired: DesiredService, observed: ObservedService, now: float) -> P
                       for one in observed.instances if not one.leaving))
 
 
-def suspended(observed: ObservedService, plan: Plan, degraded: Condition, after: Sequence[object]) -> tuple[Condition, ...]:
+def suspension_conditions(
+    observed: ObservedService, plan: Plan, degraded: Condition, after: Sequence[object]
+) -> tuple[Condition, ...]:
     """The conditions of a suspended service: what ends, or that nothing is left; with ``degraded`` as it is.
 
     ``after``: what a round could not do, and what it put off.

@@ -43,7 +43,7 @@ def switches(
         return [], ""
     for index, (mine, other) in enumerate((views, views[::-1])):
         able = [one for one in victims(mine.fresh) if one.ready and not one.switching]
-        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(other))
+        count = min(mine.ready - mine.wanted_count, _deficit(desired, other, now), _room(other))
         chosen = able[: max(0, count)]
         if not chosen:
             continue
@@ -52,13 +52,14 @@ def switches(
             last = routers.last_router(observed, {instance.name for instance in chosen})
         chosen = [instance for instance in chosen if instance.name != last]
         leaving: tuple[list[Instance], list[Instance]] = ([], chosen) if index else (chosen, [])
-        stay = balance.kept(*views, leaving)
-        why = f"{mine.role} has {mine.ready} of {mine.wanted}, {other.role} {other.fresh_ready} of {other.wanted}"
+        stay = balance.reasons_to_keep(*views, leaving)
+        theirs = f"{other.role} {other.fresh_ready} of {other.wanted_count}"
+        why = f"{mine.role} has {mine.ready} of {mine.wanted_count}, {theirs}"
         return [Switch(one.name, other.role, one.epoch + 1, why) for one in chosen if one.name not in stay], last
     return [], ""
 
 
-def after(instances: tuple[Instance, ...], made: Collection[Switch]) -> tuple[Instance, ...]:
+def apply_switches(instances: tuple[Instance, ...], made: Collection[Switch]) -> tuple[Instance, ...]:
     """The instances as they will be once these switches are done."""
     by_name = {switch.instance: switch for switch in made}
     return tuple(
@@ -91,7 +92,7 @@ def waits(desired: DesiredService, views: tuple[RoleView, RoleView], mine: Role,
 
 def _deficit(desired: DesiredService, other: RoleView, now: float) -> int:
     young = sum(1 for one in other.fresh if _young(one, now, desired.switch_window_s))
-    return other.wanted - (len(other.fresh) - young)
+    return other.wanted_count - (len(other.fresh) - young)
 
 
 def _young(instance: Instance, now: float, window_s: float) -> bool:
@@ -101,4 +102,4 @@ def _young(instance: Instance, now: float, window_s: float) -> bool:
 
 
 def _room(other: RoleView) -> int:
-    return other.wanted + other.target.max_surge - len(other.everything)
+    return other.wanted_count + other.target.max_surge - len(other.everything)

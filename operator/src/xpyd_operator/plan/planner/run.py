@@ -57,8 +57,8 @@ class Planning:
         self.sentence = ""
         """Of the last decision, with the mode before it; empty before the first one."""
 
-    def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], now: float) -> None:
-        """What a round saw: loads of the instances, and how long they take to start."""
+    def observe(self, fleet: Fleet | None, instances: tuple[Instance, ...], now: float) -> None:
+        """Take in what a round saw: loads of the instances, and how long they take to start. ``now`` is in unix seconds."""
         if fleet is not None:
             self._gather.sample(fleet)
         there = set()
