@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.observe import Told, front
+from xpyd_operator.kube.observe import RouterAnswers, front
 from xpyd_operator.kube.routers import absent_routers, first_words
 from xpyd_operator.plan.absent import Absence
 
@@ -44,7 +44,7 @@ def seen(*pods: Body, made: Body | None = None) -> tuple[Absence, ...]:
 
 def told(*pods: Body, away: tuple[Absence, ...] | None) -> tuple[str, str]:
     routers: list[Facts] = [facts(each) for each in pods]
-    found = front(routers, Told(), prefill=True, away=away)
+    found = front(routers, RouterAnswers(), prefill=True, away=away)
     assert found is not None
     return found.reason, found.message
 

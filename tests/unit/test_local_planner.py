@@ -47,14 +47,14 @@ def test_a_load_sets_the_counts_in_mode_auto_alone(tmp_path: Path, mode: str, ac
     backend, traffic = backend_of(tmp_path, mode), Traffic()
     traffic.rate = 20.0
     drive(backend, traffic, 180, 1000.0)
-    desired = backend.blueprint.desired()
+    desired = backend.blueprint.desired_service()
     assert (desired.target(Role.PREFILL).replicas > 1) == acts
-    planned = backend.blueprint.planned()
+    planned = backend.blueprint.planned_counts()
     assert (planned is None) == (mode == "disabled")
     if planned is not None:
         assert planned.sentence.startswith(f"planner ({mode}): ")
     again = LocalBackend(backend.folder, backend.settings, Random(2))
-    assert again.blueprint.desired().shape == desired.shape
+    assert again.blueprint.desired_service().shape == desired.shape
 
 
 def test_a_document_that_cannot_be_read_stops_no_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

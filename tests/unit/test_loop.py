@@ -40,7 +40,7 @@ class FakeBackend:
         if self.unprepared is not None:
             raise self.unprepared
 
-    async def desired(self) -> DesiredService:
+    async def desired_service(self) -> DesiredService:
         if isinstance(self.want, Exception):
             raise self.want
         return self.want
@@ -63,7 +63,7 @@ class FakeBackend:
             raise LocalError("cannot act")
         self.world.apply(action)
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         self.rounds.append(round_)
         self.world.advance(1.0)
 

@@ -31,8 +31,8 @@ SLOWEST_S = 5.0
 class Backend(Protocol):
     """Where instances live."""
 
-    async def desired(self) -> DesiredService:
-        """What is wanted now. Raises XpydError while that cannot be told; the last answer is used then."""
+    async def desired_service(self) -> DesiredService:
+        """What the service is to be like now. Raises XpydError while that cannot be told; the last answer is used then."""
 
     async def observe(self, now: float) -> ObservedService:
         """What is there now; bounded in time."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
                 round, a backend makes nothing without what that needs.
         """
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         """Take note of a round: write the status where it is read."""
 
 
@@ -68,7 +68,7 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
     failures: list[str] = []
     postponed: list[str] = []
     try:
-        desired = await backend.desired()
+        desired = await backend.desired_service()
     except ServiceGone:
         raise
     except Exception as error:
@@ -82,7 +82,7 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
         await _carry_out(backend, done, failures, postponed)
     done = msgspec.structs.replace(done, failures=tuple(failures), postponed=tuple(dict.fromkeys(postponed)))
     if not dry_run:
-        backend.said(done)
+        backend.report(done)
     return done
 
 

@@ -64,7 +64,7 @@ async def _read(where: str | None) -> Examination:
 
 async def _prefill_wanted(folder: ServiceFolder) -> bool:
     """Whether the document in force asks for prefill instances."""
-    desired = await LocalBackend(folder, store.load_settings(folder), Random(0)).desired()
+    desired = await LocalBackend(folder, store.load_settings(folder), Random(0)).desired_service()
     return desired.prefill.replicas > 0
 
 

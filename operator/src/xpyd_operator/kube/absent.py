@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xpyd_operator.kube.containers import UNREADY_S, containers, why_not
-from xpyd_operator.kube.podstatus import clock, condition, last_line, node_lost, over, unix
+from xpyd_operator.kube.podstatus import clock, condition, has_ended, last_line, node_lost, unix
 from xpyd_operator.kube.podwords import words_of
 from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Breakage, waits
 from xpyd_operator.plan.desired import STARTUP_S
@@ -34,7 +34,7 @@ def absent(pod: Body, now: float, limit_s: float = STARTUP_S) -> Absence | None:
     """Why a pod is not ready at ``now`` (unix seconds), where a start has ``limit_s`` seconds; None: it is ready."""
     name = pod["metadata"]["name"]
     status: Body = pod.get("status") or {}
-    if over(status):
+    if has_ended(status):
         return _over(name, status)
     if (condition(status, "Ready") or {}).get("status") == "True":
         return None

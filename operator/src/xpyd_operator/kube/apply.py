@@ -47,7 +47,7 @@ async def apply(api: Api, cache: WatchCache, wanted: Body, why: str, live: Body 
     # an item clashes with ours. A merge patch replaces the list.
     if differs(wanted, answer):
         answer = await api.patch(kind, namespace, name, wanted)
-    cache.wrote(kind, answer)
+    cache.on_written(kind, answer)
 
 
 async def _leave_count(api: Api, live: Body) -> None:

@@ -25,7 +25,7 @@ from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.facts import facts
-from xpyd_operator.kube.key import Known
+from xpyd_operator.kube.key import KnownKey
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
@@ -46,7 +46,7 @@ Body = dict[str, Any]
 FAULTS_MAX = 20
 
 
-class Refused(XpydError):
+class DocumentRefused(XpydError):
     """The document cannot be followed, and there is none before it that could be."""
 
 
@@ -95,9 +95,9 @@ class KubeBlueprint:
 
     @property
     def service(self) -> DisaggService:
-        """The document in force. Raises Refused without one."""
+        """The document in force. Raises DocumentRefused without one."""
         if self._service is None:
-            raise Refused(self.valid.message or "no document was accepted yet")
+            raise DocumentRefused(self.valid.message or "no document was accepted yet")
         return self._service
 
     def pods_of(
@@ -124,11 +124,11 @@ class KubeBlueprint:
         """The group of an instance of so many pods."""
         return pod_group(gang, self.service, instance, size)
 
-    async def desired(self, entry: Entry, now: float) -> DesiredService:
+    async def desired_service(self, entry: Entry, now: float) -> DesiredService:
         """For the planner.
 
         Raises:
-            Refused: neither this document nor one before it can be followed.
+            DocumentRefused: neither this document nor one before it can be followed.
             KeyTrouble: the key of its pods cannot be told.
             XpydError: it cannot be told at present.
         """
@@ -217,14 +217,14 @@ class KubeBlueprint:
             logger.warning("document refused (%s): %s", reason, message)
         self.valid = condition
 
-    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: Known, now: float) -> str:
+    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: KnownKey, now: float) -> str:
         """What the API server has against pods of this revision, where some are wanted and none exists. Those of a
         suspended service are tried when it is resumed, so that what is wrong with them never keeps it running.
         """
         if service.spec.role(role).max_instances == 0 or service.spec.suspend:
             return ""
         for pod in self._cache.of_service("Pod", service.metadata.namespace or "", service.name):
-            fact = pod.derived(facts)
+            fact = pod.derive(facts)
             if fact.owner == service.metadata.uid and fact.revision == revision and fact.role is role:
                 self._dry_run.accept(role, revision)
                 return ""
@@ -242,7 +242,7 @@ class KubeBlueprint:
                 return await self._dry_run.ask_policies(service, now)
         return ""
 
-    async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
+    async def _tried_router(self, service: DisaggService, now: float, key: KnownKey) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
         if not routers_apart(service) or (service.spec.router_template is None and router.resources is None):

@@ -65,8 +65,8 @@ class _Finding(msgspec.Struct, frozen=True):
     words: str
 
 
-def say(holds: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
-    """The condition."""
+def gateway_condition(holds: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
+    """The condition ``GatewayReady``. ``holds`` is its status."""
     return Condition(type=TYPE, status=holds, reason=reason, message=shorten(message))
 
 
@@ -87,8 +87,8 @@ def verdict(namespace: str, there: Mapping[str, Body], parent: Callable[[Name], 
     for holds in ("False", "Unknown"):
         worst = next((each for each in found if each.holds == holds), None)
         if worst is not None:
-            return say(worst.holds, worst.reason, "; ".join(each.words for each in _sorted(found)))
-    return say("True", "Accepted", "; ".join(each.words for each in found))
+            return gateway_condition(worst.holds, worst.reason, "; ".join(each.words for each in _sorted(found)))
+    return gateway_condition("True", "Accepted", "; ".join(each.words for each in found))
 
 
 def _sorted(found: Sequence[_Finding]) -> list[_Finding]:

@@ -84,8 +84,10 @@ def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revisi
     return Standing("making", f"{len(members)} of {first.size} pods of {first.instance} are made")
 
 
-def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
-    """What the planner sees. ``parts``: each pod as if it were an instance of its own, in the order of ``members``."""
+def merge_parts(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
+    """An instance of several pods as the planner sees it. ``parts``: each pod as if it were an instance of its own, in the
+    order of ``members``.
+    """
     lead, fact = parts[0], members[0]
     without = [each.unplaced for each in members if each.unplaced]
     placed = [each.placed for each in members if each.placed]

@@ -78,7 +78,7 @@ class Master:
         return self._known
 
     @property
-    def trouble(self) -> KeyTrouble | None:
+    def problem(self) -> KeyTrouble | None:
         """Why what is known may be lost: the Secret cannot be used."""
         return self._trouble
 

@@ -32,7 +32,7 @@ LOST_S: Final = 60.0
 """A pod that should have ended so long ago ends on a node that does not answer."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class RouterAnswers(msgspec.Struct, frozen=True):
     """What the routers told."""
 
     fleet: Fleet | None = None
@@ -42,7 +42,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def instances(
-    service: ServiceName, uid: str, pods: Iterable[Entry], told: Told, now: float, *, taken: Iterable[str] = (),
+    service: ServiceName, uid: str, pods: Iterable[Entry], told: RouterAnswers, now: float, *, taken: Iterable[str] = (),
     current: Collection[Revision] | None = None, limit_s: float = STARTUP_S,
 ) -> tuple[Instance, ...]:
     """Engine pods as instances, by ordinal.
@@ -63,7 +63,7 @@ def instances(
     several: dict[int, list[tuple[Facts, Entry]]] = {}
     others: dict[int, dict[str, Instance]] = {}
     for entry in pods:
-        fact = entry.derived(facts)
+        fact = entry.derive(facts)
         ordinal = ordinal_of(service, fact.instance)
         if ordinal is None or fact.component == labels.ROUTERS:
             continue
@@ -89,12 +89,12 @@ def instances(
         stands = groups.standing(members, now, current=current, serves=serves)
         if stands.state != "ending" and (why := _in_the_way(members, others.get(ordinal, {}))):
             stands = groups.Standing("broken", why)
-        found[ordinal] = groups.together(parts, members, stands)
+        found[ordinal] = groups.merge_parts(parts, members, stands)
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
 def front(
-    routers: Iterable[Facts], told: Told, *, prefill: bool, decode: bool = True, taken: str = "",
+    routers: Iterable[Facts], told: RouterAnswers, *, prefill: bool, decode: bool = True, taken: str = "",
     away: Sequence[Absence] | None = None,
 ) -> Absence | None:
     """Why clients are not served by the routers that they reach; None: they are.

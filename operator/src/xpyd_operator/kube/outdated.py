@@ -35,11 +35,11 @@ _ON_ITS_WAY: Final = frozenset({"", "PodInitializing", "ContainerCreating"})
 """Reasons to wait of a container with which nothing is wrong."""
 
 
-def outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
-    """Instances, with those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
+def mark_outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
+    """The instances, those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
     bodies: dict[str, list[Body]] = {}
     for entry in pods:
-        bodies.setdefault(entry.derived(facts).instance, []).append(entry.body)
+        bodies.setdefault(entry.derive(facts).instance, []).append(entry.body)
     other = {name for name, mine in bodies.items() if any(_images(body).get(labels.INSTALL) != image for body in mine)}
     new = {each.fingerprint for each in found if each.name in bodies.keys() - other and each.ready and each.fingerprint}
     return tuple(

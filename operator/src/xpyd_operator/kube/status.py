@@ -44,7 +44,7 @@ def service_status(
     put_off = [each.message for each in after if isinstance(each, Waiting)]
     return msgspec.structs.replace(
         said,
-        conditions=(*found, valid, *((gateway,) if gateway is not None else ()), *stalled(found, valid)),
+        conditions=(*found, valid, *((gateway,) if gateway is not None else ()), *stalled_conditions(found, valid)),
         model=service.served_name,
         url=f"{scheme}://{host}:{service.spec.router.ports.http}",
         step_sync=step_sync(service),
@@ -52,7 +52,7 @@ def service_status(
     )
 
 
-def stalled(found: Iterable[Condition], valid: Condition) -> tuple[Condition, ...]:
+def stalled_conditions(found: Iterable[Condition], valid: Condition) -> tuple[Condition, ...]:
     """The condition ``Stalled`` while it holds, and nothing otherwise.
 
     It is what programs that wait for a document to take effect look at (kstatus, so Flux): the newest one is refused, or
@@ -98,11 +98,11 @@ def service_wide(taken: Iterable[str], valid: Condition, lacking: KeyTrouble | N
     return tuple(found)
 
 
-def ungrouped(gangs: Gangs, *, left_out: bool) -> tuple[Breakage, ...]:
+def gang_problems(gangs: Gangs, *, left_out: bool) -> tuple[Breakage, ...]:
     """Why instances of several pods are not placed as a whole though somebody asked for it. ``left_out``: the API server
     takes pods without the group that they were to be in.
     """
-    found = [Breakage("GangNotServed", gangs.trouble)] if gangs.trouble else []
+    found = [Breakage("GangNotServed", gangs.problem)] if gangs.problem else []
     if left_out:
         found.append(Breakage("GangNotServed", "the API server serves PodGroups and takes no spec.schedulingGroup of pods",
                             "turn on the feature gate GenericWorkload for it and the scheduler, or start the operator with "
@@ -110,7 +110,7 @@ def ungrouped(gangs: Gangs, *, left_out: bool) -> tuple[Breakage, ...]:
     return tuple(found)
 
 
-def unplanned(before: ServiceStatus, why: Absence, valid: Condition | None = None) -> ServiceStatus:
+def unplanned_status(before: ServiceStatus, why: Absence, valid: Condition | None = None) -> ServiceStatus:
     """The status while nothing can be planned. What runs goes on, so a Ready that was said of a document that was followed
     is left alone; where none ever was, Ready has the reason of this.
 

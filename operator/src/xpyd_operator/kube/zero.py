@@ -32,7 +32,7 @@ WOKEN, TO_ZERO = "Woken", "ToZero"
 
 
 class ZeroView(msgspec.Struct, frozen=True):
-    """What a round saw."""
+    """What a round saw of a service that may have no instances."""
 
     fleet: Fleet | None = None
     """What a router told."""
@@ -51,8 +51,10 @@ class ZeroScaler:
         self._told: Fleet | None = None
         """The answer that was heard last; one may stand for several rounds."""
 
-    async def tend(self, entry: Entry, service: DisaggService, wanted: Counts, seen: ZeroView, key_of: KeyOf, *, now: float,
-                   cold_s: float, held_up: str = "", failed: str = "") -> bool:
+    async def scale(
+        self, entry: Entry, service: DisaggService, wanted: Counts, seen: ZeroView, key_of: KeyOf, *, now: float,
+        cold_s: float, held_up: str = "", failed: str = ""
+    ) -> bool:
         """Wake the service, or put it to sleep, where that is due; whether it did, so that ``wanted`` is of before.
 
         Args:
@@ -103,7 +105,7 @@ class ZeroScaler:
         if zero.comes_soon(seen.instances) or zero.reason_to_stay(self._history, idle_s, after_s, cold_s):
             return False
         tls = service.spec.router.tls.secret is not None
-        answers = await self._fleets.everyone(seen.routers, key_of, tls=tls)
+        answers = await self._fleets.fetch_fleets(seen.routers, key_of, tls=tls)
         agreed = zero.agreed_idle_s(answers.get(each.uid) for each in seen.routers)
         if agreed is None:
             return False
@@ -119,5 +121,5 @@ class ZeroScaler:
         for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True):
             changed |= await self._children.scale(service, role, count)
         if changed:
-            self._events.say(entry, "Normal", reason, words)
+            self._events.emit(entry, "Normal", reason, words)
         return changed

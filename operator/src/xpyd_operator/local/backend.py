@@ -73,9 +73,9 @@ class LocalBackend:
         self._planning = Planning()
         self._hangs = Hangs()
 
-    async def desired(self) -> DesiredService:
-        """From the document, and the wish to end."""
-        return self.blueprint.desired()
+    async def desired_service(self) -> DesiredService:
+        """What the document asks for, and whether the service is to end."""
+        return self.blueprint.desired_service()
 
     # What is there
 
@@ -107,7 +107,7 @@ class LocalBackend:
         fleet = picture.fleet
         self._planning.observe(fleet, picture.observed.instances, now)
         try:
-            service, before = self.blueprint.service(), self.blueprint.desired()
+            service, before = self.blueprint.service(), self.blueprint.desired_service()
         except XpydError as error:
             logger.warning("the planner waits: %s", error)
             return
@@ -224,7 +224,7 @@ class LocalBackend:
                 grace_s = self.blueprint.service().spec.drain.timeout_s
                 self._tasks.begin("router", Work.REMOVING, self.router.stop(grace_s))
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         """Remember the last round, for whoever shows progress in this process."""
         self.last = round_
 

@@ -62,7 +62,7 @@ class LocalBlueprint:
         except LocalError:  # half a file, or that of another version, still is a wish to end
             return StopRequest()
 
-    def desired(self) -> DesiredService:
+    def desired_service(self) -> DesiredService:
         """For the planner.
 
         Raises:
@@ -95,12 +95,12 @@ class LocalBlueprint:
         """What the planner set, in its mode auto; without that a role with ``scaling`` has its least. A service that may
         have none at all has one of each: nothing here would start them.
         """
-        planned = self.planned() if service.spec.planner.mode == "auto" else None
+        planned = self.planned_counts() if service.spec.planner.mode == "auto" else None
         if planned is None and service.spec.decode.min_instances < 1:
             return dict.fromkeys(Role, 1)
         return {} if planned is None else {Role.PREFILL: planned.prefill, Role.DECODE: planned.decode}
 
-    def planned(self) -> PlannedCounts | None:
+    def planned_counts(self) -> PlannedCounts | None:
         """What the planner said last; None before that, or where it cannot be read."""
         try:
             return store.load(self.folder.planned, PlannedCounts)
