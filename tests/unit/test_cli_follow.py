@@ -43,7 +43,7 @@ class FakeViewer:
         self.folder.make()
         self.left = list(snapshots)
 
-    async def look(self, now: float) -> Snapshot:
+    async def take_snapshot(self, now: float) -> Snapshot:
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 

@@ -9,7 +9,7 @@ from xpyd_operator.plan.planner import need
 from xpyd_operator.plan.planner.capacity import Capacity
 from xpyd_operator.plan.planner.figures import Bounds, Figures, Goals, RoleFigures
 from xpyd_operator.plan.planner.gather import Gather
-from xpyd_operator.simulation.controllers import Planned, Static
+from xpyd_operator.simulation.controllers import PlannerController, Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.trace import Arrival
 from xpyd_operator.simulation.world import World
@@ -75,7 +75,7 @@ def test_both_roles_need_so_many_links() -> None:
 
 def test_a_decode_whose_link_is_used_up_is_given_others_and_the_sentence_says_why() -> None:
     trace = [Arrival(index * 0.25, 4000, 40) for index in range(4800)]  # 1.6 GB/s
-    planner = Planned(GOALS, Bounds((1, 8), (1, 8)))
+    planner = PlannerController(GOALS, Bounds((1, 8), (1, 8)))
     run = World(trace, MODEL, (3, 1), planner).play()
     fixed = World(trace, MODEL, (3, 1), Static()).play()
     late = [index for index, each in enumerate(trace) if each.at > 600]

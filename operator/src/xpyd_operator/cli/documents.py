@@ -80,7 +80,7 @@ def accept_document(name: str, document: Document, target: Target | None, *, gpu
     judgement = judge(document.value, target, gpus=gpus)
     warn(locate_fault(name, document, fault) for fault in judgement.warnings)
     try:
-        return judgement.accepted()
+        return judgement.accepted_service()
     except SpecError as error:
         raise SpecError(tuple(locate_fault(name, document, fault) for fault in error.faults)) from None
 

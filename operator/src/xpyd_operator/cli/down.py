@@ -98,7 +98,7 @@ async def _wait_supervisor(folder: ServiceFolder, show: Show, timeout_s: float) 
         if time.monotonic() >= end:
             return False
         try:
-            show.update(await Viewer(folder).look(time.time()))
+            show.update(await Viewer(folder).take_snapshot(time.time()))
         except XpydError as error:
             logging.getLogger(__name__).debug("no view: %s", error)
         await asyncio.sleep(POLL_S)
@@ -120,6 +120,6 @@ async def _end_here(folder: ServiceFolder, show: Show) -> None:
     work = asyncio.create_task(supervisor.run())
     viewer = Viewer(folder)
     while not work.done():
-        show.update(await viewer.look(time.time()))
+        show.update(await viewer.take_snapshot(time.time()))
         await asyncio.wait([work], timeout=POLL_S)
     work.result()

@@ -113,7 +113,7 @@ async def wait_for(
     end = time.monotonic() + timeout_s
     alone = 0
     while True:
-        snapshot = await viewer.look(time.time())
+        snapshot = await viewer.take_snapshot(time.time())
         show.update(snapshot)
         if condition(snapshot):
             return snapshot

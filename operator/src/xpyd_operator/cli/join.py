@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_python(settings.python)
     instance = LocalInstance(folder, settings, name)
     instance.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock.held(folder.path / f"{name}.lock"):
+    with lock.hold_lock(folder.path / f"{name}.lock"):
         place = ProcessPlace(settings.python, key_file, str(instance.run_dir), settings.host)
         _write(instance, service, place, Role(args.role), routers)
         asyncio.run(_serve(instance, service))
@@ -112,7 +112,7 @@ def _service(args: argparse.Namespace) -> DisaggService:
     }
     judgement = judge(document, Target.LOCAL, gpus=gpus.count())
     warn(judgement.warnings)
-    return judgement.accepted()
+    return judgement.accepted_service()
 
 
 def _key_file(text: str) -> str:
@@ -185,7 +185,7 @@ async def _watch(instance: LocalInstance, asked: asyncio.Event) -> None:
             ends = unit.note_end(now)
             if ends is not None:
                 print_answer(f"{instance.name}: {unit.name} ended: {ends.exit} ({ends.crashes} in a row); see {unit.log}")
-            seen = unit.seen(now)
+            seen = unit.observe(now)
             if not seen.alive and now >= backoff.due(seen.crashes, seen.ended, now):
                 await (instance.start_engine((), SystemRandom()) if unit is instance.engine else instance.start_agent())
         progress = advance(progress, follower.read())

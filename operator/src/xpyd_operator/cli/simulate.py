@@ -24,7 +24,7 @@ from xpyd_operator.plan.planner.worth import RemovalPatience
 from xpyd_operator.simulation import families, study
 from xpyd_operator.simulation.hardware import GPUS, MODELS, PRESETS
 from xpyd_operator.simulation.statics import limits
-from xpyd_operator.simulation.trace import UNITS, Trace, scaled
+from xpyd_operator.simulation.trace import UNITS, Trace, scale_trace
 
 LONG = 2
 """A trace is so many times as long as the planner's first removal and a start take, or nothing is to be seen."""
@@ -91,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
 def _trace(args: argparse.Namespace) -> Trace:
     """A family, or a file."""
     if families.is_family(args.trace) and not Path(args.trace).exists():
-        trace = families.made(args.trace, args.seed)
+        trace = families.make_trace(args.trace, args.seed)
         if not trace:
             raise XpydError(f"{args.trace}: no request comes; raise rate or hours")
     elif not Path(args.trace).exists() and not Path(args.trace).suffix:
         raise XpydError(f"{args.trace}: no such file and no such family; there are {', '.join(families.DEFAULTS)}")
     else:
         trace = load_trace(args.trace, args.time_unit)
-    return scaled(trace, args.load, Random(args.seed).random)
+    return scale_trace(trace, args.load, Random(args.seed).random)
 
 
 def _check_length(name: str, trace: Trace, goals: Goals) -> None:

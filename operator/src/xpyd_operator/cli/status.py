@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _once(viewer: Viewer, output: str) -> int:
-    snapshot = await viewer.look(time.time())
+    snapshot = await viewer.take_snapshot(time.time())
     if output == "json":
         print_answer(to_json(snapshot))
     else:
@@ -51,7 +51,7 @@ async def _once(viewer: Viewer, output: str) -> int:
 async def _watch(viewer: Viewer, output: str) -> int:
     with Live(auto_refresh=False) as live:
         while True:
-            snapshot = await viewer.look(time.time())
+            snapshot = await viewer.take_snapshot(time.time())
             if output == "json":
                 print_answer(" ".join(to_json(snapshot).split()))
             else:

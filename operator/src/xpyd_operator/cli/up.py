@@ -193,7 +193,7 @@ async def _watch(folder: ServiceFolder, show: Show, timeout_s: float) -> None:
         _announce(snapshot, show.answer)
     while True:
         with contextlib.suppress(LocalError):
-            show.update(await viewer.look(time.time()))
+            show.update(await viewer.take_snapshot(time.time()))
         await asyncio.sleep(1.0)
 
 

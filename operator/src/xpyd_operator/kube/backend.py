@@ -44,7 +44,7 @@ from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.gang import Together
+from xpyd_operator.render.gang import InstanceGroups
 from xpyd_operator.render.objects import spans
 from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -256,7 +256,7 @@ class KubeBackend:
         match action:
             case Create():
                 # Kueue remembers what has ended by its name, which the planner gives again.
-                together = Together(self._shared.gangs.chosen_gang, f"{action.instance}-{secrets.token_hex(3)}")
+                together = InstanceGroups(self._shared.gangs.chosen_gang, f"{action.instance}-{secrets.token_hex(3)}")
                 made = self._blueprint.pods_of(action.instance, action.role, action.revision, together)
                 await self._pods.create(made, self._shared.clock(), self._blueprint.group_of(made, together),
                                         partial(self._presence.lacking, self._blueprint.service))

@@ -32,7 +32,7 @@ from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import DesiredService, Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.engine import adapter_order
-from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
+from xpyd_operator.render.gang import Gang, InstanceGroups, add_groups, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import INSTANCE_OF, router_name
 from xpyd_operator.render.objects import policies, router_deployment, routers_apart
@@ -101,7 +101,7 @@ class KubeBlueprint:
         return self._service
 
     def pods_of(
-        self, instance: InstanceName, role: Role, revision: Revision, together: Together
+        self, instance: InstanceName, role: Role, revision: Revision, together: InstanceGroups
     ) -> tuple[Body, ...]:
         """The pods of an instance of the document in force, the leader's first, in the groups of ``together``.
 
@@ -111,9 +111,9 @@ class KubeBlueprint:
         if self.revisions.get(role) != revision:
             raise XpydError(f"{instance} was planned of {revision}, which is not in force any more")
         key = self._keys.wanted.pod if self._keys.wanted is not None else None
-        return grouped(engine_pods(self.service, role, instance, revision, self._settings, key=key), together)
+        return add_groups(engine_pods(self.service, role, instance, revision, self._settings, key=key), together)
 
-    def group_of(self, pods: Sequence[Body], together: Together) -> tuple[Gang, Body] | None:
+    def group_of(self, pods: Sequence[Body], together: InstanceGroups) -> tuple[Gang, Body] | None:
         """What a scheduler is told of the pods of an instance; None: nothing."""
         gang, leader = together.gang, pods[0]
         if gang is None or joined_by(leader) != gang.kind:

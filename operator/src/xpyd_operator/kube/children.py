@@ -26,7 +26,7 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.dependencies import stages
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
-from xpyd_operator.render.objects import begun, children, pool, unwanted
+from xpyd_operator.render.objects import children, initial_object, pool, unwanted_objects
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
@@ -76,7 +76,7 @@ class Children:
             key: of routers in pods of their own.
             lacking: what an object waits for, in words; empty where it may be made (``render.needs``).
             several: as in ``objects.children``.
-            before: as in ``objects.unwanted``.
+            before: as in ``objects.unwanted_objects``.
             pods: as in ``objects.children``.
 
         Raises:
@@ -84,7 +84,7 @@ class Children:
             NotYet: nothing else is wrong than that something waits.
             XpydError: several things could not.
         """
-        first = self._unwanted(service, unwanted(service, several=several, before=before))
+        first = self._unwanted(service, unwanted_objects(service, several=several, before=before))
         first += [self._pool(service, role, counts[role], now) for role in Role]
         await self._make(service, self._children(service, counts, key, several=several, pods=pods), first, now, lacking)
 
@@ -185,7 +185,7 @@ class Children:
         if words := lacking(wanted):
             return _wait(words)
         if entry is None:
-            make = partial(apply, self._api, self._cache, begun(wanted), "it is missing")
+            make = partial(apply, self._api, self._cache, initial_object(wanted), "it is missing")
             return self._first(service, kind, name, now, make)
         return apply(self._api, self._cache, wanted, f"{what} differs", entry.body)
 

@@ -60,7 +60,7 @@ class ServiceKeys:
         found = []
         for number, master in generations.items():
             key = keys.of_service(master, number, uid)
-            found.append(KnownKey(key, render.derived(service.name, key), number))
+            found.append(KnownKey(key, render.derived_pod_key(service.name, key), number))
         self._known = {each.pod.secret: each for each in found}
         if lost := sorted(set(used) - self._known.keys()):
             words = f"pods have their key from Secret {', '.join(lost)}, which is of no generation of the master"

@@ -25,7 +25,7 @@ from xpyd_operator.plan.actions import Create, Drain, Label, Remove
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.gang import Gang, Together, joined_by, queued_as
+from xpyd_operator.render.gang import Gang, InstanceGroups, joined_by, queued_as
 from xpyd_operator.render.labels import LAYOUT
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -221,7 +221,7 @@ async def make_whole(
             continue  # it is of the other role's revision, and its time to be made will pass
         there = [pod.derive(facts) for pod in found]
         # They stay in the groups that they are in, whatever is made now.
-        together = Together(gangs.gang_of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
+        together = InstanceGroups(gangs.gang_of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
         rendered = blueprint.pods_of(each.name, each.role, each.revision, together)
         leader = rendered[0]
         wanted = (leader["metadata"]["annotations"][LAYOUT], joined_by(leader), queued_as(leader))

@@ -98,7 +98,7 @@ class LocalBackend:
             self._kept_at = now
             self._keep_house(working)
         self.picture = await self._look(working, now)
-        self._hangs.tend(self.picture, working, self._instances)
+        self._hangs.end_hung(self.picture, working, self._instances)
         self._plan(self.picture, now)
         return self.picture.observed
 
@@ -129,7 +129,7 @@ class LocalBackend:
 
     async def _look(self, working: dict[str, Work], now: float) -> Picture:
         wanted = self.blueprint.agents(self._records())
-        return await self._observer.look(self._instances, working, wanted, now)
+        return await self._observer.observe(self._instances, working, wanted, now)
 
     def _adopt(self) -> None:
         """Know every instance that has a folder; forget those that have none."""
@@ -188,7 +188,7 @@ class LocalBackend:
         order, working = round_.desired.adapters, self._tasks.working()
         for seen in [each for each in round_.observed.instances if each.name not in working]:
             instance = self.instance(seen.name)
-            if seen.switching and not seen.leaving and (told := instance.told()) is not None:
+            if seen.switching and not seen.leaving and (told := instance.written_assignment()) is not None:
                 await agents.assign(instance.run_dir, told)
             if seen.ready and not follows(seen.adapters.order if seen.adapters is not None else "", order):
                 await agents.order_adapters(instance.run_dir, order)

@@ -59,7 +59,7 @@ class Observer:
         self._phases: dict[str, tuple[Phase, float]] = {}
         self._served: dict[str, Identity] = {}
 
-    async def look(
+    async def observe(
         self,
         instances: Mapping[InstanceName, LocalInstance],
         work: Mapping[str, Work],
@@ -115,7 +115,7 @@ class Observer:
         units, engines = [], []
         leader = instance.engine.leader()
         for member in instance.members:
-            engine, agent = member.engine.seen(now), member.agent.seen(now)
+            engine, agent = member.engine.observe(now), member.agent.observe(now)
             config = wanted[member.index] if wanted is not None and member.index < len(wanted) else None
             if config is not None and agent.alive and member.agent_config() != config:
                 agent = msgspec.structs.replace(agent, outdated=True)
@@ -147,7 +147,7 @@ class Observer:
     def _seen_router(
         self, fleet: Fleet | None, instances: tuple[Instance, ...], work: Work | None, now: float
     ) -> ObservedRouter:
-        unit = self._router.unit.seen(now)
+        unit = self._router.unit.observe(now)
         if work is Work.STARTING:
             unit = ObservedUnit("router", alive=True, crashes=unit.crashes)
         heard = {seen.instance for seen in fleet.instances if seen.state is State.READY} if fleet is not None else set()

@@ -86,8 +86,8 @@ class Viewer:
         self.folder = folder
         self._backend = LocalBackend(folder, store.load_settings(folder), Random(0))
 
-    async def look(self, now: float) -> Snapshot:
-        """Look once; bounded by the timeouts of agents and router.
+    async def take_snapshot(self, now: float) -> Snapshot:
+        """What the service is like now; bounded by the timeouts of agents and router.
 
         Raises:
             XpydError: the document is damaged.

@@ -53,8 +53,8 @@ class Judgement(msgspec.Struct, frozen=True):
         """What is followed all the same, and does not come out as it was meant."""
         return (*self.starts, *self.cut_off, *self.opened)
 
-    def accepted(self) -> DisaggService:
-        """The document.
+    def accepted_service(self) -> DisaggService:
+        """The document where it is followed.
 
         Raises:
             SpecError: it is refused; with every refusal.

@@ -25,8 +25,8 @@ _DISK_PART: Final = 0.99
 """Of the volume, that files may fill: it has more to hold than their content, and a pod over its limit is evicted."""
 
 
-def beside(service: DisaggService, role: Role) -> tuple[dict[str, Any], ...]:
-    """The configurations of the connectors after ours; none without ``kv.offload``."""
+def offload_connectors(service: DisaggService, role: Role) -> tuple[dict[str, Any], ...]:
+    """The configurations of the connectors after ours in the engines of a role; none without ``kv.offload``."""
     offload = service.spec.kv.offload
     if offload is None:
         return ()

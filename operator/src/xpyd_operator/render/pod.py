@@ -73,7 +73,7 @@ def _pod(
             "Pod", service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members, settings) if several else {})},
-        "spec": (group.named(service, member) | group.placed(service, member) if several else {}) | {
+        "spec": (group.hostname_fields(service, member) | group.placement(service, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
