@@ -55,7 +55,7 @@ def heard(state: State = State.READY) -> RouterAnswers:
                          incarnation=Incarnation("a" * 32), fingerprint=Fingerprint("f"), http=(HostPort("10.0.0.1:8000"),),
                          control=(), model="m", load=Load(running=4), drained=False, in_flight=0, beat_age_s=0.1)
     return RouterAnswers(Fleet(service=ServiceName("qwen"), router="r", uptime_s=9, settled=True, instances=(seen,)),
-                frozenset({"qwen-e3-0"}))
+                         frozenset({"qwen-e3-0"}))
 
 
 def one(*bodies: Body, told: RouterAnswers | None = None, **more: Any) -> Instance:

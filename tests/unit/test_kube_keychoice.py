@@ -58,9 +58,10 @@ class Cluster:
     def restart(self, of: Master | None = None) -> None:
         events = Events(self.api, Metrics())  # type: ignore[arg-type]
         found = of or Master(self.api, "xpyd-system", "xpyd-master", self.in_use)  # type: ignore[arg-type]
-        self.shared = SharedParts(self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
-                             turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api),  # type: ignore[arg-type]
-                             Gateways(self.api, self.cache, (), lambda *_: None))  # type: ignore[arg-type]
+        self.shared = SharedParts(
+            self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
+            turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api),  # type: ignore[arg-type]
+            Gateways(self.api, self.cache, (), lambda *_: None))  # type: ignore[arg-type]
         for name in self.backends:
             self.adopt(name)
 

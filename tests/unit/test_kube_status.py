@@ -63,7 +63,7 @@ EARLIER = ServiceStatus(conditions=(Condition(type="Ready", status="False", reas
 def test_a_service_without_a_key_stays_as_ready_as_it_was() -> None:
     why = Breakage("MasterLost", "it is gone")
     assert said(unplanned_status(FOLLOWED, why)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
-                                              "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
+                                                     "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
     assert said(unplanned_status(ServiceStatus(), why))["Ready"] == ("False", "MasterLost")
 
 

@@ -71,7 +71,7 @@ def plan_trace(args: argparse.Namespace, draw: Random) -> Trace:
     """The requests to send, each with its time in seconds and its lengths in tokens.
 
     Raises:
-        XpydError: an argument is below 1.
+        XpydError: the trace cannot be read, or a number or length is below 1.
     """
     if args.requests < 1:
         raise XpydError("--requests must be at least 1")

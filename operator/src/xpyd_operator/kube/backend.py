@@ -216,7 +216,7 @@ class KubeBackend:
         async def children() -> None:
             key = self._choice.of_routers(service)
             await self._children.reconcile(service, wanted, now, key, lacking=lacking, several=self._several,
-                                      before=self._before, pods=pods_of_wanted(service, round_))
+                                           before=self._before, pods=pods_of_wanted(service, round_))
 
         async def gateway() -> None:
             await self._gateway.reconcile(service, now)
@@ -239,7 +239,7 @@ class KubeBackend:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             failures = self.last.failures[:1] if self.last else ()
             await self._planner.decide(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
-                                     held_up=" ".join(each.message for each in self.holds.waiting))
+                                       held_up=" ".join(each.message for each in self.holds.waiting))
 
         await in_turn((ends, key, children, gateway, groups, whole, agents, planner), lambda error: (
             isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))

@@ -177,7 +177,7 @@ def _ended(one: Container) -> Absence | None:
         said = words_of(one.pod)
         what = f"the {said.what} of pod {name}" if one.kind is Kind.MAIN else one.description
         return Breakage("StartupTimeout", f"{what} was not up within {limit_s:.0f} s ({often})",
-                      f"{said.start}: kubectl logs {name} -c {one.name} --previous", one.name)
+                        f"{said.start}: kubectl logs {name} -c {one.name} --previous", one.name)
     if ran_s >= HEALTHY_S:
         times, often = 1, "once"  # it ran well before
     reason = "SidecarCrash" if one.name == SIDECAR else "CrashLoop"

@@ -65,7 +65,7 @@ class PoolPlanner:
             await self._zero.close()
             return
         if await self._zero.scale(entry, service, Counts(*wanted), self._seen, key_of, now=now,
-                                 cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed):
+                                  cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed):
             return
         if not wanted[1] or not self._planning.is_due(service, now):
             return

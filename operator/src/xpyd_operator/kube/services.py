@@ -96,8 +96,8 @@ class Services:
             master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
                             dry_run=settings.dry_run)
             self._shared = SharedParts(self._api, self._cache, settings, self._events, session, self._api.server_clock.time,
-                                  master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
-                                  Gateways(self._api, self._cache, settings.namespaces, self.wake), self._metrics)
+                                       master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
+                                       Gateways(self._api, self._cache, settings.namespaces, self.wake), self._metrics)
             looking = asyncio.create_task(self._shared.gateways.run(), name="gateways")
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False

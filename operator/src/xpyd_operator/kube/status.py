@@ -104,9 +104,9 @@ def gang_problems(gangs: Gangs, *, left_out: bool) -> tuple[Breakage, ...]:
     """
     found = [Breakage("GangNotServed", gangs.problem)] if gangs.problem else []
     if left_out:
-        found.append(Breakage("GangNotServed", "the API server serves PodGroups and takes no spec.schedulingGroup of pods",
-                            "turn on the feature gate GenericWorkload for it and the scheduler, or start the operator with "
-                            "--gang none"))
+        do = "turn on the feature gate GenericWorkload for it and the scheduler, or start the operator with --gang none"
+        what = "the API server serves PodGroups and takes no spec.schedulingGroup of pods"
+        found.append(Breakage("GangNotServed", what, do))
     return tuple(found)
 
 
