@@ -61,11 +61,11 @@ class Show:
             self._safely(self._live.stop)
 
     def print_line(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line on standard error."""
         self._safely(lambda: self._console.print(text, highlight=False, markup=False, soft_wrap=True))
 
     def answer(self, text: str) -> None:
-        """A line of the answer on standard output."""
+        """Print a line of the answer on standard output, as far as anybody reads."""
         self._safely(lambda: print_answer(text))
 
     def _safely(self, write: Callable[[], object]) -> None:
@@ -149,6 +149,6 @@ def to_json(value: msgspec.Struct) -> str:
 
 
 def print_answer(text: str) -> None:
-    """A line of the answer on standard output."""
+    """Print a line of the answer on standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -79,7 +79,7 @@ class Master:
 
     @property
     def problem(self) -> KeyTrouble | None:
-        """Why what is known may be lost: the Secret cannot be used."""
+        """Why the keys that are known may be lost: the Secret cannot be used; None: it can."""
         return self._trouble
 
     @property
