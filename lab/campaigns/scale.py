@@ -44,7 +44,7 @@ from scale_real import ANSWER_S, ENGINES, GROUPS, START_S, ServiceOfGroups, part
 from service import Service  # noqa: E402
 from traffic import References, plain_answers  # noqa: E402
 
-from xpyd_operator.plan.desired import Desired  # noqa: E402
+from xpyd_operator.plan.desired import DesiredService  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_scale.json"
 REST_S = 3
@@ -67,7 +67,7 @@ def simulated(steps: int, seed: int) -> Section:
     dice, world, faults = random.Random(seed), PodWorld(start_s=20.0, drain_s=10.0), []
     shape, switches, made, rests = (2, 3), 0, 0, []
 
-    def want(of: Shape) -> Desired:
+    def want(of: Shape) -> DesiredService:
         return wish(*of, switches=True, switch_window_s=30.0)
 
     world.run(want(shape))

@@ -78,7 +78,7 @@ def test_each_rank_is_asked_at_the_server_of_its_member_and_a_death_begins_a_new
     wait(lambda: sum(map(Counter.total, service.asked(prefill))) == 8, 120, "all that prefill is asked")
     assert service.asked(prefill) == [Counter({"prefill -": 4})] * 2, "one rank alone has no need of a name"
     launcher, before = service.pid("instances", decode, "engine-1"), service.wait_life(decode)
-    (engine,) = [one.pid for one in procs.everyone() if one.parent == launcher]
+    (engine,) = [one.pid for one in procs.all_processes() if one.parent == launcher]
     os.kill(engine, signal.SIGKILL)
     service.wait_life(decode, before)
     wait(lambda: service.ready(capsys), 300, "back by itself")

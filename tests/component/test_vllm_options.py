@@ -17,7 +17,7 @@ NUMBER: str = SCRIPT["version"]()
 
 def test_the_table_is_that_of_this_version() -> None:
     kept = {one["names"][0]: one for one in SCRIPT["options"]()}
-    found = {one.names[0]: one for one in tables.vllm().of(NUMBER)}
+    found = {one.names[0]: one for one in tables.vllm().of_version(NUMBER)}
     assert NUMBER in tables.vllm().versions, "write it with scripts/vllm_options.py"
     assert found.keys() == kept.keys()
     for name, raw in kept.items():

@@ -57,7 +57,7 @@ class Place(Watched):
             assert body is not None
             if kind in KINDS:
                 body = {"kind": kind, **body}
-                news = self.cache.seen(kind, body) if now is not None else self.cache.gone(kind, body)
+                news = self.cache.on_seen(kind, body) if now is not None else self.cache.on_deleted(kind, body)
                 name = body["metadata"]["name"] if kind == OWNER_KIND else label(body, SERVICE)
                 if news and name:
                     self.services.wake(self.namespace, name)

@@ -63,7 +63,7 @@ async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
 async def orders() -> AsyncIterator[AdapterOrders]:
     async with aiohttp.ClientSession() as session:
         cache = WatchCache()
-        cache.seen(OWNER_KIND, MemoryApi().put(OWNER_KIND, document()))
+        cache.on_seen(OWNER_KIND, MemoryApi().put(OWNER_KIND, document()))
         owner = cache.get(OWNER_KIND, "team-a", "qwen")
         assert owner is not None
         yield AdapterOrders(session, owner, timeout_s=5.0)

@@ -87,12 +87,12 @@ async def test_paths_and_parameters(server: Server) -> None:
         await api.items("DisaggPool")
         await api.items(resource_of("scheduling.x-k8s.io/v1alpha1"), "a", labels="xpyd.dev/service=qwen")
         await api.items("Node", labels="rack", limit=1)
-        assert await api.served("scheduling.k8s.io/v1beta1") == frozenset()
+        assert await api.served_resources("scheduling.k8s.io/v1beta1") == frozenset()
         resources = [{"name": "podgroups"}, {"name": "podgroups/status"}]
         server.answers.append(lambda: web.json_response({"resources": resources}))
-        assert await api.served("scheduling.x-k8s.io/v1alpha1") == {"podgroups", "podgroups/status"}
+        assert await api.served_resources("scheduling.x-k8s.io/v1alpha1") == {"podgroups", "podgroups/status"}
         server.refuse(404, "NotFound")
-        assert await api.served("scheduling.volcano.sh/v1beta1") == frozenset()
+        assert await api.served_resources("scheduling.volcano.sh/v1beta1") == frozenset()
         assert api.requests == 12
     assert server.asked == [
         ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),

@@ -143,7 +143,7 @@ def log() -> Iterator[io.StringIO]:
 
 def test_lines_of_a_service_name_it(log: io.StringIO) -> None:
     logger = logging.getLogger("xpyd_operator.test")
-    with logs.about("team", "qwen"):
+    with logs.log_subject("team", "qwen"):
         logger.info("one %d", 1, extra={"instance": "qwen-e0"})
     logger.info("two")
     one, two = (json.loads(line) for line in log.getvalue().splitlines())

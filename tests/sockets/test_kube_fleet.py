@@ -18,7 +18,7 @@ from processes import free_port
 from xpyd_operator.kube import fleet as module
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
-from xpyd_operator.kube.observe import Told
+from xpyd_operator.kube.observe import RouterAnswers
 from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
@@ -93,7 +93,7 @@ async def fleets() -> AsyncIterator[Fleets]:
 
 
 async def ask(fleets: Fleets, routers: Routers, route: list[Facts], learn: list[Facts], now: float, *, limit: int = 9,
-              picture: object = None) -> Told:
+              picture: object = None) -> RouterAnswers:
     """What is known once the answers are there, also those that nobody waits for."""
     routers.asked.clear()
     told = await fleets.ask(route, learn, lambda pod: KEY, now, limit=limit, picture=hash(picture))
@@ -187,7 +187,7 @@ async def test_a_router_that_cannot_tell_is_not_believed(
     monkeypatch.setattr(module, "ANSWER_MAX", 1024)
     one = await routers.start(11, says)
     told = await ask(fleets, routers, [one], [], 100.0)
-    assert (told, fleets.hurried) == (Told(), True)
+    assert (told, fleets.hurried) == (RouterAnswers(), True)
 
 
 async def test_another_router_takes_over(routers: Routers, fleets: Fleets) -> None:
@@ -202,12 +202,12 @@ async def test_another_router_takes_over(routers: Routers, fleets: Fleets) -> No
 async def test_one_that_has_gone_is_forgotten(routers: Routers, fleets: Fleets) -> None:
     one = await routers.start(11)
     assert (await ask(fleets, routers, [one], [], 100.0)).settled == {"qwen-e11"}
-    assert (await ask(fleets, routers, [], [], 101.0 + EVERY_S)) == Told()
+    assert (await ask(fleets, routers, [], [], 101.0 + EVERY_S)) == RouterAnswers()
     assert not fleets.hurried
 
 
 async def test_nobody_is_there_at_the_address(routers: Routers, fleets: Fleets) -> None:
-    assert (await ask(fleets, routers, [routers.pod(11)], [], 100.0)) == Told()
+    assert (await ask(fleets, routers, [routers.pod(11)], [], 100.0)) == RouterAnswers()
 
 
 async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: Fleets) -> None:
@@ -216,7 +216,7 @@ async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: 
     routers.says[11] = routers.says[12] = "failing"
     for turn in range(1, 4):
         told = await ask(fleets, routers, pods, [], 100.0 + turn * EVERY_S)
-    assert told == Told()
+    assert told == RouterAnswers()
     assert EVERY_S < FORGET_S
 
 
@@ -267,7 +267,7 @@ def instance(name: str, role: Role, fingerprint: str = "f-1") -> FleetInstance:
 async def test_everyone_is_asked_and_those_that_know_the_roster_are_believed(routers: Routers, fleets: Fleets) -> None:
     pods = [await routers.start(number, says) for number, says in
             ((11, "settled"), (12, "learning"), (13, "broken"), (14, "failing"), (15, "settled"))]
-    answers = await fleets.everyone([*pods, routers.pod(16)], lambda pod: KEY)
+    answers = await fleets.fetch_fleets([*pods, routers.pod(16)], lambda pod: KEY)
     assert {uid: fleet.router for uid, fleet in answers.items()} == {pods[0].uid: "qwen-e11", pods[4].uid: "qwen-e15"}
     assert sorted(routers.asked) == [11, 12, 13, 14, 15]
 

@@ -44,10 +44,10 @@ class World:
         self.told: list[tuple[str, bytes]] = []
         self.status = 200
         self.session = session
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, document()))
+        self.cache.on_seen(OWNER_KIND, self.api.put(OWNER_KIND, document()))
         body = pod(2, labelled={labels.ROSTER: labels.YES, labels.ROUTER: labels.YES})
         body["status"]["podIP"] = "127.0.0.1"
-        self.cache.seen("Pod", self.api.put("Pod", body))
+        self.cache.on_seen("Pod", self.api.put("Pod", body))
 
     def switches(self) -> Switches:
         """Of an operator that has just begun."""
@@ -97,15 +97,15 @@ async def test_the_annotation_comes_first_and_the_label_last(world: World) -> No
     assert assignment.decode(raw) == Assignment(Role.PREFILL, 2, 1000.0)
     entry = world.cache.get("Pod", "team-a", NAME)
     assert entry is not None
-    fact = entry.derived(facts)
+    fact = entry.derive(facts)
     assert (fact.role, fact.switching) == (Role.PREFILL, True)
 
-    await switches.tend(heard(Role.DECODE, 1), key_of)
+    await switches.reconcile(heard(Role.DECODE, 1), key_of)
     assert (len(world.told), world.metadata["labels"][labels.ROLE]) == (2, "decode"), "told once more, the label waits"
-    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    await switches.reconcile(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill"
     world.api.asked.clear()
-    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    await switches.reconcile(heard(Role.PREFILL, 2), key_of)
     assert (world.api.asked, len(world.told)) == ([], 2), "nothing more to do"
 
 
@@ -114,9 +114,9 @@ async def test_an_operator_that_begins_in_the_middle_goes_on(world: World) -> No
     await world.switches().assign(TO_PREFILL, key_of, 1000.0)
     world.status = 200
     again = world.switches()
-    await again.tend(None, key_of)
+    await again.reconcile(None, key_of)
     assert len(world.told) == 2
-    await world.switches().tend(heard(Role.PREFILL, 2), key_of)
+    await world.switches().reconcile(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill"
 
 
@@ -127,9 +127,9 @@ async def test_an_agent_that_cannot_be_told_is_no_failure_and_said_once(
     switches = world.switches()
     await switches.assign(TO_PREFILL, key_of, 1000.0)
     for _ in range(3):
-        await switches.tend(None, key_of)
+        await switches.reconcile(None, key_of)
     assert caplog.text.count("was not told its role") == 1
-    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    await switches.reconcile(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill", "its volume told it"
 
 
@@ -141,7 +141,7 @@ async def test_what_has_changed_meanwhile_is_no_error_and_tells_nobody(world: Wo
     assert not world.told
     assert world.cache.get("Pod", "team-a", NAME) is None
     await world.switches().assign(TO_PREFILL, key_of, 1000.0)
-    await world.switches().tend(heard(Role.PREFILL, 2), key_of)
+    await world.switches().reconcile(heard(Role.PREFILL, 2), key_of)
 
 
 def test_an_annotation_that_a_person_broke_counts_for_nothing() -> None:
@@ -154,8 +154,8 @@ async def test_of_several_pods_the_leader_is_told_and_the_labels_of_all_follow_i
     for index in range(2):
         body = pod(2, name=f"{NAME}-{index}", uid=f"pod-2-{index}")
         body["status"]["podIP"] = "127.0.0.1"
-        world.cache.seen("Pod", world.api.put("Pod", body))
-    world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", NAME)))
+        world.cache.on_seen("Pod", world.api.put("Pod", body))
+    world.cache.on_deleted("Pod", world.api.objects.pop(("Pod", "team-a", NAME)))
 
     def roles() -> list[str]:
         pods = [world.api.objects["Pod", "team-a", f"{NAME}-{index}"] for index in range(2)]
@@ -163,12 +163,12 @@ async def test_of_several_pods_the_leader_is_told_and_the_labels_of_all_follow_i
 
     switches = world.switches()
     await switches.assign(TO_PREFILL, key_of, 1000.0)
-    await switches.tend(heard(Role.DECODE, 1), key_of)
+    await switches.reconcile(heard(Role.DECODE, 1), key_of)
     assert (len(world.told), roles()) == (2, ["decode", "decode"])
     assert "annotations" not in world.api.objects["Pod", "team-a", f"{NAME}-1"]["metadata"]
-    await switches.tend(heard(Role.PREFILL, 2), key_of)
-    await world.switches().tend(heard(Role.PREFILL, 2), key_of)  # an operator that begins in the middle
+    await switches.reconcile(heard(Role.PREFILL, 2), key_of)
+    await world.switches().reconcile(heard(Role.PREFILL, 2), key_of)  # an operator that begins in the middle
     assert roles() == ["prefill", "prefill"]
     world.api.asked.clear()
-    await switches.tend(heard(Role.PREFILL, 2), key_of)
+    await switches.reconcile(heard(Role.PREFILL, 2), key_of)
     assert world.api.asked == []

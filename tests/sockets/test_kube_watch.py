@@ -118,7 +118,7 @@ async def test_what_a_later_list_lacks_is_gone_and_its_service_is_woken() -> Non
     async with Server() as server:
         server.there["Pod"] = [thing("p", 1, service="s"), thing("q", 2, service="t")]
         await server.list(*KINDS)
-        server.cache.wrote("Pod", thing("new", 200, service="s"))  # younger than the list will be
+        server.cache.on_written("Pod", thing("new", 200, service="s"))  # younger than the list will be
         server.woken.clear()
         server.there["Pod"] = [thing("q", 2, service="t")]
         server.version = 150
@@ -184,27 +184,27 @@ async def test_a_list_that_cannot_be_used_is_refused_and_nothing_is_forgotten(ra
 async def test_a_kind_that_nobody_watches_while_others_are_watched_is_told() -> None:
     async with Server() as server:
         now = 1000.0
-        assert server.watch.unwatched(now) == ""
-        assert server.watch.unwatched(now + 60) == "", "nothing is watched: the API server is away"
+        assert server.watch.unwatched_kinds(now) == ""
+        assert server.watch.unwatched_kinds(now + 60) == "", "nothing is watched: the API server is away"
         streams = {kind: await server.open(kind) for kind in KINDS if kind != "DisaggService"}
-        assert server.watch.unwatched(now + 100) == ""
-        assert server.watch.unwatched(now + 109) == ""
-        assert server.watch.unwatched(now + 110) == "not watched: DisaggService"
+        assert server.watch.unwatched_kinds(now + 100) == ""
+        assert server.watch.unwatched_kinds(now + 109) == ""
+        assert server.watch.unwatched_kinds(now + 110) == "not watched: DisaggService"
         streams["DisaggService"] = await server.open("DisaggService")
-        assert server.watch.unwatched(now + 111) == ""
+        assert server.watch.unwatched_kinds(now + 111) == ""
         streams["Pod"].close()
-        assert server.watch.unwatched(now + 112) == "", "it has time to come back"
-        assert server.watch.unwatched(now + 122) == "not watched: Pod"
+        assert server.watch.unwatched_kinds(now + 112) == "", "it has time to come back"
+        assert server.watch.unwatched_kinds(now + 122) == "not watched: Pod"
         server.raw = b"<html>"
         with pytest.raises(aiohttp.ClientPayloadError):
             await server.list("Pod")
-        told = server.watch.unwatched(now + 122)
+        told = server.watch.unwatched_kinds(now + 122)
         assert told.startswith("not watched: Pod; the list of Pods (6 bytes) cannot be read: "), told
         server.raw = None
         await server.list("Pod")
-        assert server.watch.unwatched(now + 122) == "not watched: Pod"
+        assert server.watch.unwatched_kinds(now + 122) == "not watched: Pod"
         server.watch.begin()
-        assert server.watch.unwatched(now + 123) == ""
+        assert server.watch.unwatched_kinds(now + 123) == ""
 
 
 async def test_requests_are_counted_by_what_they_are() -> None:

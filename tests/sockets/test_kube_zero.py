@@ -46,7 +46,7 @@ class ZeroWorld:
         scaling = {"scaling": {"min": 0, "max": 4}, "resources": {}}
         self.world.write(**{"prefill": scaling, "decode": scaling, "planner": {"idleTimeout": "10m"},
                             "router": {"placement": "deployment", "hold": "10m"}} | spec)
-        self.world.cache.seen("Pod", self.world.api.put("Pod", self.router_pod("r0", self.f.router.admin_port)))
+        self.world.cache.on_seen("Pod", self.world.api.put("Pod", self.router_pod("r0", self.f.router.admin_port)))
         self.lead()
 
     def lead(self) -> None:
@@ -278,12 +278,12 @@ async def test_a_router_that_does_not_answer_or_has_work_keeps_instances(zero: Z
     task = await zero.wake_by_request()
     await zero.up()
     assert (await task).status == 200
-    zero.world.cache.seen("Pod", zero.world.api.put("Pod", zero.router_pod("r1", 1)))  # nobody listens there
+    zero.world.cache.on_seen("Pod", zero.world.api.put("Pod", zero.router_pod("r1", 1)))  # nobody listens there
     zero.pass_idle(FIRST_S)
     await zero.round()
     assert zero.replicas() == (1, 1)
     body = zero.world.api.objects.pop(("Pod", "team-a", "r1"))
-    zero.world.cache.gone("Pod", body)
+    zero.world.cache.on_deleted("Pod", body)
     zero.f.context.generating = 1
     zero.pass_idle(FIRST_S)
     await zero.round()
@@ -301,4 +301,4 @@ async def test_a_service_without_instances_is_ready_and_says_so(zero: ZeroWorld)
     assert (done.status.wanted, done.plan.actions) == ("0P0D", ())
     entry = zero.world.cache.get("Pod", "team-a", "r0")
     assert entry is not None
-    assert entry.derived(facts).component == labels.ROUTERS
+    assert entry.derive(facts).component == labels.ROUTERS

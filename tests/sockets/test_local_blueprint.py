@@ -33,10 +33,10 @@ def write(folder: ServiceFolder, stamp: int = 1, **spec: object) -> None:
 
 
 def test_counts_revisions_and_times_follow_the_document(blueprint: LocalBlueprint) -> None:
-    before = blueprint.desired()
+    before = blueprint.desired_service()
     assert (before.shape, before.stopping, before.drain_timeout_s) == ("1P1D", False, 600.0)
     write(blueprint.folder, 2, decode={"replicas": 3}, drain={"timeout": "5s"}, router={"policy": "least_loaded"})
-    after = blueprint.desired()
+    after = blueprint.desired_service()
     assert (after.shape, after.drain_timeout_s) == ("1P3D", 5.0)
     assert after.decode.revision == before.decode.revision
     assert after.router != before.router
@@ -44,33 +44,33 @@ def test_counts_revisions_and_times_follow_the_document(blueprint: LocalBlueprin
 
 def test_scaling_starts_with_its_lower_bound(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, decode={"scaling": {"min": 2, "max": 5}})
-    assert blueprint.desired().shape == "1P2D"
+    assert blueprint.desired_service().shape == "1P2D"
 
 
 def test_shares_of_a_rollout_are_of_each_roles_count(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, decode={"replicas": 12}, rollout={"maxSurge": "25%", "maxUnavailable": "10%"})
-    prefill, decode = blueprint.desired().prefill, blueprint.desired().decode
+    prefill, decode = blueprint.desired_service().prefill, blueprint.desired_service().decode
     assert (prefill.max_surge, prefill.max_unavailable) == (1, 0)
     assert (decode.max_surge, decode.max_unavailable) == (3, 1)
 
 
 def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: LocalBlueprint) -> None:
     store.save(blueprint.folder.stop, StopRequest())
-    assert blueprint.desired().stopping
+    assert blueprint.desired_service().stopping
     blueprint.folder.stop.write_text("{")
-    assert blueprint.desired().stopping
+    assert blueprint.desired_service().stopping
     blueprint.folder.stop.unlink()
-    assert not blueprint.desired().stopping
+    assert not blueprint.desired_service().stopping
 
 
 def test_a_document_that_is_gone_is_a_clear_error(blueprint: LocalBlueprint) -> None:
     blueprint.folder.desired.unlink()
     with pytest.raises(LocalError, match=r"cannot read .*desired\.yaml"):
-        blueprint.desired()
+        blueprint.desired_service()
 
 
 def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(blueprint: LocalBlueprint) -> None:
-    revision = blueprint.desired().decode.revision
+    revision = blueprint.desired_service().decode.revision
     records = []
     for ordinal in range(3):
         name = InstanceName(f"qwen-e{ordinal}")
@@ -91,12 +91,12 @@ def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(bluepri
 def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_own(
         blueprint: LocalBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_operator.local.gpus.count", lambda: 4)
-    before = blueprint.desired().decode.revision
+    before = blueprint.desired_service().decode.revision
     parallelism = {"tensor": 4, "pods": 2}
     write(blueprint.folder, 2, decode={"parallelism": parallelism})
-    assert blueprint.desired().decode.revision != before
+    assert blueprint.desired_service().decode.revision != before
     name = InstanceName("qwen-e0")
-    record = blueprint.instance(Create(name, 0, Role.DECODE, blueprint.desired().decode.revision), [], Random(0))
+    record = blueprint.instance(Create(name, 0, Role.DECODE, blueprint.desired_service().decode.revision), [], Random(0))
     (follower,) = record.followers
     assert (record.devices, follower.devices, record.all_devices) == ((0, 1), (2, 3), (0, 1, 2, 3))
     assert len(set(record.ports)) == 3
@@ -121,7 +121,7 @@ def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_o
 def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: LocalBlueprint) -> None:
     write(blueprint.folder, 2, prefill={"parallelism": {"data": 4, "pods": 2}})
     name = InstanceName("qwen-e0")
-    record = blueprint.instance(Create(name, 0, Role.PREFILL, blueprint.desired().prefill.revision), [], Random(0))
+    record = blueprint.instance(Create(name, 0, Role.PREFILL, blueprint.desired_service().prefill.revision), [], Random(0))
     for index, member in enumerate((record.member(0), record.member(1))):
         argv, place = member.process.argv, member.process.argv.index
         assert argv[place("--") + 3] == "vllm.entrypoints.launchers.api_server.entry"
@@ -135,10 +135,10 @@ def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: LocalBlue
 
 
 def test_agents_of_an_old_revision_keep_their_settings(blueprint: LocalBlueprint) -> None:
-    create = Create(InstanceName("qwen-e0"), 0, Role.DECODE, blueprint.desired().decode.revision)
+    create = Create(InstanceName("qwen-e0"), 0, Role.DECODE, blueprint.desired_service().decode.revision)
     record = blueprint.instance(create, [], Random(0))
     write(blueprint.folder, 2, engine={"args": ["--enforce-eager"]})
-    blueprint.desired()
+    blueprint.desired_service()
     assert blueprint.agents([record]) == {}
 
 
@@ -146,11 +146,11 @@ def test_the_planner_sets_counts_and_limits_hold_whoever_asks(blueprint: LocalBl
     scaling = {"scaling": {"min": 1, "max": 3}}
     planner = {"mode": "auto", "slo": {"ttftP95": "2s"}}
     write(blueprint.folder, 2, prefill=scaling, decode=scaling, limits={"maxInstances": 4}, planner=planner)
-    assert blueprint.desired().shape == "1P1D"
+    assert blueprint.desired_service().shape == "1P1D"
     store.save(blueprint.folder.planned, PlannedCounts(2, 2, "why"))
-    assert blueprint.desired().shape == "2P2D"
+    assert blueprint.desired_service().shape == "2P2D"
     store.save(blueprint.folder.planned, PlannedCounts(3, 2, "why"))
-    assert blueprint.desired().shape == "2P2D"
-    assert "maxInstances" in blueprint.desired().held
+    assert blueprint.desired_service().shape == "2P2D"
+    assert "maxInstances" in blueprint.desired_service().held
     blueprint.folder.planned.write_text("{")
-    assert blueprint.desired().shape == "1P1D"
+    assert blueprint.desired_service().shape == "1P1D"

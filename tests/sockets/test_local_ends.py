@@ -116,15 +116,15 @@ async def test_an_engine_of_which_its_agent_says_that_it_stands_still_is_ended_a
     assert await wait_until(lambda: "up" in unit.log.read_text() and len(unit.processes()) == 2, 60)
     for at, hangs in ((0.0, "its core stands still"), (10.0, ""), (11.0, "its core stands still")):
         clock[0] = at
-        backend._hangs.tend(seen(hangs), {}, backend._instances)
+        backend._hangs.end_hung(seen(hangs), {}, backend._instances)
         assert unit.leader() == leader
     assert await wait_until(lambda: unit.log.read_text().count("in it_hangs_here") == 2, 60), "for each time once"
     assert f"{leader.pid} (S)" in caplog.text
     while clock[0] < 11.0 + END_S:
         assert unit.alive()
-        backend._hangs.tend(seen("its core stands still"), {}, backend._instances)
+        backend._hangs.end_hung(seen("its core stands still"), {}, backend._instances)
         clock[0] += 10.0
-    backend._hangs.tend(seen("its core stands still"), {}, backend._instances)
+    backend._hangs.end_hung(seen("its core stands still"), {}, backend._instances)
     assert await wait_until(lambda: not unit.alive() and not unit.processes(), 60), "its children, too"
     ends = unit.note_end(time.time())
     assert ends is not None

@@ -45,7 +45,7 @@ class Pair:
                                            python="/bin/true")
         store.save_desired(home, service(decode={"parallelism": {"data": 2, "pods": 2}}))
         blueprint = LocalBlueprint(home, settings)
-        made = blueprint.instance(Create(NAME, 0, Role.DECODE, blueprint.desired().decode.revision), [], Random(0))
+        made = blueprint.instance(Create(NAME, 0, Role.DECODE, blueprint.desired_service().decode.revision), [], Random(0))
         quick = [Process(("/bin/true", "--host", "127.0.0.1"), {})] * 2
         self.record = msgspec.structs.replace(
             made, process=quick[0], port=free_port(),

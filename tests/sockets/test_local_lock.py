@@ -15,7 +15,7 @@ CODE = """
 import sys, time
 from pathlib import Path
 from xpyd_operator.local import lock
-with lock.held(Path(sys.argv[1])):
+with lock.hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(1000)
 """
@@ -24,9 +24,9 @@ with lock.held(Path(sys.argv[1])):
 def test_one_holder_and_it_is_known(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert lock.holder(path) == 0
-    with lock.held(path):
+    with lock.hold_lock(path):
         assert lock.holder(path) == os.getpid()
-        with pytest.raises(lock.LockHeld, match=f"pid {os.getpid()}"), lock.held(path):
+        with pytest.raises(lock.LockHeld, match=f"pid {os.getpid()}"), lock.hold_lock(path):
             pass
     assert lock.holder(path) == 0
 
@@ -38,7 +38,7 @@ def test_who_only_looks_turns_no_supervisor_away_however_long_that_takes(tmp_pat
     fcntl.flock(looks, fcntl.LOCK_SH)  # as ``holder`` does, and then has no processor for a while
     timer = threading.Timer(5 * lock.TRIES * lock.PAUSE_S, os.close, [looks])
     timer.start()
-    with lock.held(path):
+    with lock.hold_lock(path):
         assert lock.holder(path) == os.getpid()
     timer.join()
 
@@ -55,7 +55,7 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         other.wait()
         other.stdout.close()
     assert lock.holder(path) == 0
-    with lock.held(path):
+    with lock.hold_lock(path):
         assert lock.holder(path) == os.getpid()
 
 
@@ -64,7 +64,7 @@ def test_a_holder_that_cannot_be_named_is_no_process(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     gone = subprocess.Popen(["true"])
     gone.wait()
-    with lock.held(path):
+    with lock.hold_lock(path):
         for written in (f"{gone.pid}\n", "", "x"):
             path.write_text(written)
             assert lock.holder(path) == -1, written

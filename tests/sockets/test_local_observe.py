@@ -107,7 +107,7 @@ class Host:
         self.runs("router")
 
     async def look(self, now: float, work: dict[str, Work] | None = None, wanted: SidecarConfig = AGENT) -> Picture:
-        return await self.observer.look({NAME: self.instance}, work or {}, {NAME: (wanted,)}, now)
+        return await self.observer.observe({NAME: self.instance}, work or {}, {NAME: (wanted,)}, now)
 
     async def see(self, now: float, work: dict[str, Work] | None = None) -> Instance:
         return (await self.look(now, work)).observed.instances[0]
@@ -250,7 +250,7 @@ async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees
     assert (seen.role, seen.epoch, seen.switching, seen.assigned, seen.cached) == (Role.PREFILL, 2, True, 50.0, 7)
     assert seen.fingerprint == "f7", "by which Compatible is told"
     assert (seen.refuses, seen.links) == ((("qwen-e9", "why"),), ("over tcp",)), "and what it is told with"
-    assert host.instance.told() == Assignment(Role.PREFILL, 2, 50.0)
+    assert host.instance.written_assignment() == Assignment(Role.PREFILL, 2, 50.0)
     await agents.assign(host.instance.run_dir, Assignment(Role.PREFILL, 2, 50.0))
     assert host.roles == [Assignment(Role.PREFILL, 2, 50.0)]
     host.says = {"state": "ready", "role": "prefill", "epoch": 2}

@@ -18,7 +18,7 @@ def test_this_process_is_alive_and_knows_itself() -> None:
     assert procs.alive(me)
     assert not procs.alive(msgspec.structs.replace(me, start=me.start + 1))
     assert not procs.alive(msgspec.structs.replace(me, boot="other"))
-    assert os.getpid() in {stat.pid for stat in procs.everyone()}
+    assert os.getpid() in {stat.pid for stat in procs.all_processes()}
 
 
 def test_a_zombie_is_dead() -> None:
@@ -32,7 +32,7 @@ def test_a_zombie_is_dead() -> None:
     assert stat.dead
     assert not procs.alive(identity)
     assert procs.identify(child.pid) is None
-    assert child.pid not in {stat.pid for stat in procs.everyone()}
+    assert child.pid not in {stat.pid for stat in procs.all_processes()}
     procs.reap(child.pid)
     assert procs.read_stat(child.pid) is None
     child.wait()

@@ -42,7 +42,7 @@ def test_found_while_used_and_removed_when_its_user_is_gone(segment: Path, tmp_p
         assert shm.used_by([stat]) == {str(segment)}
         shm.remember(listed, shm.used_by([stat]))
         shm.remember(listed, {"/dev/shm/xpyd_never_there"})
-        assert shm.remembered(listed) == {str(segment), "/dev/shm/xpyd_never_there"}
+        assert shm.remembered_names(listed) == {str(segment), "/dev/shm/xpyd_never_there"}
         assert shm.clean(listed) == [], "somebody uses it still"
         assert segment.exists()
         shm.remember(listed, {str(segment)})
@@ -70,7 +70,7 @@ def test_a_semaphore_is_found_by_its_file_and_goes_with_processes_that_were_kill
         assert user.stdout is not None
         path = Path(f"/dev/shm/sem.{user.stdout.readline().decode().strip().removeprefix('/')}")
         assert path.exists()
-        session = [stat for stat in procs.everyone() if stat.session == user.pid]
+        session = [stat for stat in procs.all_processes() if stat.session == user.pid]
         assert shm.used_by(session) == {str(path)}
         shm.remember(listed, shm.used_by(session))
         assert shm.clean(listed) == [], "somebody uses it still"
@@ -79,7 +79,7 @@ def test_a_semaphore_is_found_by_its_file_and_goes_with_processes_that_were_kill
         os.killpg(user.pid, signal.SIGKILL)  # its resource tracker, too
         user.wait()
         user.stdout.close()
-    wait(lambda: not [stat for stat in procs.everyone() if stat.session == user.pid])
+    wait(lambda: not [stat for stat in procs.all_processes() if stat.session == user.pid])
     assert path.exists()
     assert shm.clean(listed) == [str(path)]
     assert not path.exists()
@@ -96,7 +96,7 @@ def test_a_list_is_whole_at_every_moment_in_which_a_supervisor_may_be_killed(
     monkeypatch.setattr(shm.os, "replace", killed)
     with pytest.raises(InterruptedError):
         shm.remember(listed, {"/dev/shm/other"})
-    assert shm.remembered(listed) == {"/dev/shm/one"}
+    assert shm.remembered_names(listed) == {"/dev/shm/one"}
 
 
 def test_nothing_listed_nothing_removed(segment: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def wait_output(unit: Unit, word: str) -> str:
 async def test_started_alive_stopped(make: Callable[[str], Unit]) -> None:
     unit = make("engine")
     assert not unit.alive()
-    assert unit.seen(time.time()).exit == "it was not started yet"
+    assert unit.observe(time.time()).exit == "it was not started yet"
     leader = await unit.start(SLEEP, {})
     assert unit.alive()
     assert procs.environment_marker(leader.pid) == unit.marker
@@ -86,7 +86,7 @@ async def test_an_unasked_end_is_counted_once_and_by_any_supervisor(make: Callab
     assert unit.note_end(time.time()) is None
     another = make("engine")
     assert another.note_end(time.time()) is None
-    assert another.seen(time.time()).crashes == 1
+    assert another.observe(time.time()).crashes == 1
 
 
 async def test_crashes_in_a_row_grow_and_are_forgotten_after_a_healthy_run(make: Callable[[str], Unit]) -> None:
@@ -98,8 +98,8 @@ async def test_crashes_in_a_row_grow_and_are_forgotten_after_a_healthy_run(make:
         assert ends is not None
         assert (ends.crashes, ends.exit) == (expected, "exit code 1")
     await unit.start(SLEEP, {})
-    assert unit.seen(time.time() + 299).crashes == 2
-    assert unit.seen(time.time() + 301).crashes == 0
+    assert unit.observe(time.time() + 299).crashes == 2
+    assert unit.observe(time.time() + 301).crashes == 0
 
 
 async def test_a_process_that_ends_while_its_start_looks_for_it_has_come_up(

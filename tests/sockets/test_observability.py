@@ -79,7 +79,7 @@ def operator() -> Labels:
     metrics.reconcile(0.1, "same")
     metrics.request("patch", "pods", 200, 0.1)
     metrics.errors("action")
-    metrics.watched("Pod", "added")
+    metrics.on_watched("Pod", "added")
     return shown(list(metrics.registry.collect()))
 
 

@@ -20,7 +20,7 @@ from render_service import service
 
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.objects import children
@@ -249,7 +249,7 @@ def test_where_the_model_comes_from(source: str, model: str, offline: bool) -> N
 
 
 def test_a_model_beside_the_document_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^spec\.model\.source: \./weights lies beside the document"):
+    with pytest.raises(UnsupportedField, match=r"^spec\.model\.source: \./weights lies beside the document"):
         pod_of(service(None, model={"source": "./weights"}))
 
 
@@ -421,7 +421,7 @@ def test_a_template_is_laid_over_the_pod_of_its_role() -> None:
     one = make(decode={"template": {"spec": {"nodeSelector": {"disk": "fast"}}}})
     assert pod_of(one)["spec"]["nodeSelector"] == {"disk": "fast"}
     assert "nodeSelector" not in pod_of(one, Role.PREFILL)["spec"]
-    with pytest.raises(Unsupported, match=r"^spec\.decode\.template\.spec\.volumes: must be a list"):
+    with pytest.raises(UnsupportedField, match=r"^spec\.decode\.template\.spec\.volumes: must be a list"):
         pod_of(make(decode={"template": {"spec": {"volumes": {"name": "x"}}}}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.doctor.learned import Learned
+from xpyd_operator.doctor.learned import LearnedFigures
 from xpyd_operator.doctor.reading import Examination, HostReading, ServiceReading
 from xpyd_operator.doctor.replay import engine_of
 from xpyd_operator.simulation.controllers import Static
@@ -24,13 +24,13 @@ from xpyd_sidecar.contract.sample import PackedSample, Sample, SampledRequest, l
 NAME = ServiceName("qwen")
 KV_BYTES = 147_456
 """Of one token of an 8B model."""
-GPU = Learned(prefill_start=0.012, prefill_per_token=1 / 20_000, step_base=0.008, step_per_request=0.00005, handover=0.02,
-              prompt=2000, output=200, rate=1.0, alone=0.0)
+GPU = LearnedFigures(prefill_start=0.012, prefill_per_token=1 / 20_000, step_base=0.008, step_per_request=0.00005,
+                     handover=0.02, prompt=2000, output=200, rate=1.0, alone=0.0)
 """An engine on a GPU; its hand-over is without what decode's steps add."""
 
 
-def traffic(prompt: int, rate: float, *, engine: Learned = GPU, prefills: int = 1, decodes: int = 1, seconds: int = 600,
-            output: int = 200, seed: int = 1) -> Sample:
+def traffic(prompt: int, rate: float, *, engine: LearnedFigures = GPU, prefills: int = 1, decodes: int = 1,
+            seconds: int = 600, output: int = 200, seed: int = 1) -> Sample:
     """What a router would have kept of such traffic through so many engines. ``prompt``, ``output``: means, tokens."""
     random = Random(seed)
     at, trace = 0.0, []

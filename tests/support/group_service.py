@@ -76,7 +76,7 @@ class GroupService(Service):
     def engine(self, instance: str, index: int) -> list[Stat]:
         """All processes of a member's engine."""
         launcher = self.launcher(instance, index)
-        return [each for each in procs.everyone() if each.session == launcher != each.pid and not each.dead]
+        return [each for each in procs.all_processes() if each.session == launcher != each.pid and not each.dead]
 
     def life(self, instance: str) -> str:
         """What the leader's launcher is told to run; empty: nothing."""

@@ -27,7 +27,7 @@ def key(generation: int = 1, uid: str = UID) -> ServiceKey:
 
 def secret_name(generation: int = 1, uid: str = UID, service: str = "qwen") -> str:
     """The Secret that pods have it from."""
-    return render.derived(service, key(generation, uid)).secret
+    return render.derived_pod_key(service, key(generation, uid)).secret
 
 
 def encoded(data: dict[str, str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ class MemoryApi:
     def show(self, cache: WatchCache) -> None:
         """As complete lists would."""
         for kind in KINDS:
-            cache.listed(kind, None, [body for at, body in self.objects.items() if at[0] == kind], self._version)
+            cache.on_listed(kind, None, [body for at, body in self.objects.items() if at[0] == kind], self._version)
 
     def run_pods(self, cache: WatchCache, status: Body, starts: Callable[[Body], bool] = lambda _: True) -> None:
         """Every pod that was made has this status, as a kubelet would have it, where it starts; ended ones go."""
@@ -57,9 +57,9 @@ class MemoryApi:
                 continue
             if body["metadata"].get("deletionTimestamp"):
                 del self.objects[kind, namespace, name]
-                cache.gone(kind, body)
+                cache.on_deleted(kind, body)
             elif not body.get("status") and starts(body):
-                cache.seen(kind, self.put(kind, body | {"status": status}))
+                cache.on_seen(kind, self.put(kind, body | {"status": status}))
 
     def put(self, kind: str, body: Body) -> Body:
         """Without a request."""
@@ -96,7 +96,7 @@ class MemoryApi:
             return there
         return self.put(kind, merged(self.objects.get((kind, namespace, name), {}), body))
 
-    async def served(self, version: str) -> frozenset[str]:
+    async def served_resources(self, version: str) -> frozenset[str]:
         self._note("get", "discovery", version)
         return self.resources.get(version, frozenset())
 

@@ -17,7 +17,7 @@ from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.shared import SharedParts
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
@@ -34,7 +34,7 @@ class MemoryWorld:
         topology = Topology(self.api)  # type: ignore[arg-type]
         self.woken: list[tuple[str, str]] = []
         self.gateways = Gateways(self.api, self.cache, (), lambda *at: self.woken.append(at))  # type: ignore[arg-type]
-        self.shared = Shared(  # type: ignore[arg-type]
+        self.shared = SharedParts(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
             gangs, topology, self.gateways)
         self.backend: KubeBackend
@@ -45,7 +45,7 @@ class MemoryWorld:
         generation = before["metadata"]["generation"] + 1 if before else 1
         body = document(generation=generation, **spec)
         status = {"status": before["status"]} if before and "status" in before else {}
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
+        self.cache.on_seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
         if before is None:
             entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
             assert entry is not None

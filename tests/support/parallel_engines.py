@@ -61,7 +61,7 @@ def ask(engine: Engine, prompt: list[int], n: int, leg: legs.Leg | None = None) 
 
 def of_session(leader: int) -> dict[int, str]:
     """Living processes of a session, by id, with their names."""
-    return {stat.pid: _name(stat.pid) for stat in procs.everyone() if stat.session == leader}
+    return {stat.pid: _name(stat.pid) for stat in procs.all_processes() if stat.session == leader}
 
 
 def _name(pid: int) -> str:

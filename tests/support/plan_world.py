@@ -18,8 +18,8 @@ from xpyd_operator.plan.actions import (
     Switch,
     Undrain,
 )
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
+from xpyd_operator.plan.desired import DesiredService, Revision, RoleTarget
+from xpyd_operator.plan.observed import Instance, ObservedRouter, ObservedService, ObservedUnit, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
@@ -27,9 +27,9 @@ from xpyd_sidecar.contract.ids import Role, ServiceName
 def desired(
     prefill: int, decode: int, *, revision: str = "r1", router: str | None = "router1", max_surge: int = 1,
     max_unavailable: int = 0, **more: object,
-) -> Desired:
+) -> DesiredService:
     """What is wanted of processes; surge and what may be missing are the same for both roles."""
-    return Desired(
+    return DesiredService(
         service=ServiceName("qwen"),
         prefill=RoleTarget(prefill, Revision(revision), max_surge, max_unavailable),
         decode=RoleTarget(decode, Revision(revision), max_surge, max_unavailable),
@@ -70,8 +70,8 @@ class World:
     fleet_known: bool = True
     log: list[str] = field(default_factory=list)
 
-    def observe(self) -> Observed:
-        return Observed(
+    def observe(self) -> ObservedService:
+        return ObservedService(
             instances=tuple(
                 Instance(
                     name=engine.name,  # type: ignore[arg-type]
@@ -145,14 +145,14 @@ class World:
         unit = ObservedUnit("router", alive=False, crashes=1, ended=self.now, exit="signal 9")
         self.router = ObservedRouter(self.router.revision, unit, ready=False)
 
-    def tick(self, want: Desired, seconds: float = 1.0) -> Plan:
+    def tick(self, want: DesiredService, seconds: float = 1.0) -> Plan:
         plan = step(want, self.observe(), self.now)
         for action in plan.actions:
             self.apply(action)
         self.advance(seconds)
         return plan
 
-    def run(self, want: Desired, *, limit: int = 500) -> list[str]:
+    def run(self, want: DesiredService, *, limit: int = 500) -> list[str]:
         """Until nothing moves and nothing waits; the actions taken, in order."""
         begin = len(self.log)
         for _ in range(limit):

@@ -9,7 +9,7 @@ from typing import Any
 from node_agent import Life, NodeAgent
 
 from xpyd_operator.kube.facts import Facts
-from xpyd_operator.kube.observe import Told
+from xpyd_operator.kube.observe import RouterAnswers
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
@@ -55,11 +55,11 @@ class Traffic:
         return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances),
                      totals=counted(self.arrivals))
 
-    async def ask(self, *_: Any, **__: Any) -> Told:
+    async def ask(self, *_: Any, **__: Any) -> RouterAnswers:
         """As ``Fleets``."""
-        return Told(self.fleet(), frozenset())
+        return RouterAnswers(self.fleet(), frozenset())
 
-    async def everyone(self, routers: Sequence[Facts], *_: Any, **__: Any) -> dict[str, Fleet]:
+    async def fetch_fleets(self, routers: Sequence[Facts], *_: Any, **__: Any) -> dict[str, Fleet]:
         """As ``Fleets``."""
         return {"r0": self.fleet()}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan import backoff, counts
-from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Broken, Waiting, waits
+from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Breakage, Waiting, waits
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
-from xpyd_operator.plan.desired import STARTUP_S, Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.desired import STARTUP_S, DesiredService, Revision, RoleTarget
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName
 
@@ -23,10 +23,10 @@ ROLES = (Role.PREFILL, Role.DECODE)
 def wish(
     prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", *, rollout: Rollout = ONE_BY_ONE,
     **more: object,
-) -> Desired:
+) -> DesiredService:
     """What is wanted of pods; ``decode_revision`` where the roles differ."""
     settings: dict[str, object] = {"max_sidecars": 8, "keep_terminating": False, **more}
-    return Desired(
+    return DesiredService(
         service=ServiceName("qwen"),
         prefill=bounded(RoleTarget(prefill, Revision(revision)), rollout),
         decode=bounded(RoleTarget(decode, Revision(decode_revision or revision)), rollout),
@@ -98,14 +98,14 @@ class PodWorld:
     placed: set[str] = field(default_factory=set)
     """Pods that had one then."""
 
-    def observe(self) -> Observed:
+    def observe(self) -> ObservedService:
         """What a backend would make of it."""
         placed: set[str] = {pod.name for pod in self.pods.values() if pod.scheduled}
         if self.placed - placed:
             self.freed = self.now
         self.placed = placed
         known = self.answers and any(self.settled(pod) and pod.router for pod in self.serving(Role.DECODE))
-        return Observed(
+        return ObservedService(
             instances=tuple(self._instance(pod, known) for pod in sorted(self.pods.values(), key=lambda pod: pod.ordinal)),
             front=None if known else Waiting("NoRouter", "no pod routes yet"),
             fleet_known=known,
@@ -134,16 +134,16 @@ class PodWorld:
 
     def _absent(self, pod: Pod) -> Absence | None:
         if pod.phase is Phase.LOST:
-            return Broken("NodeLost", "its node is away")
+            return Breakage("NodeLost", "its node is away")
         if pod.failed:
-            return Broken(pod.failed, "it was put off its node", replaced=True)
+            return Breakage(pod.failed, "it was put off its node", replaced=True)
         if not pod.admitted:
             return Waiting(QUEUED, "it waits to be admitted", since=pod.since, place=True)
         if pod.phase is Phase.STARTING and not pod.scheduled:
             return waits(UNPLACED, "no node has room", self.now, since=pod.since, limit_s=STARTUP_S, place=True)
         if pod.phase is Phase.CRASHED:
             words = "exit code 1: no"
-            return Broken("CrashLoop", words) if pod.crashes >= backoff.LOOPING else Waiting("CrashLoop", words)
+            return Breakage("CrashLoop", words) if pod.crashes >= backoff.LOOPING else Waiting("CrashLoop", words)
         return None
 
     def fingerprint(self, pod: Pod) -> Fingerprint:
@@ -265,7 +265,7 @@ class PodWorld:
     def _enter(self, pod: Pod, phase: Phase) -> None:
         pod.phase, pod.since = phase, self.now
 
-    def tick(self, want: Desired, seconds: float = 1.0) -> Plan:
+    def tick(self, want: DesiredService, seconds: float = 1.0) -> Plan:
         """One round, then time."""
         plan = step(want, self.observe(), self.now)
         for action in plan.actions:
@@ -273,7 +273,7 @@ class PodWorld:
         self.advance(seconds)
         return plan
 
-    def run(self, want: Desired, *, limit: int = 600, quiet: int = 90) -> list[str]:
+    def run(self, want: DesiredService, *, limit: int = 600, quiet: int = 90) -> list[str]:
         """Until nothing was done for ``quiet`` seconds; the actions taken but for labels, in order."""
         begin, still = len(self.log), 0
         for _ in range(limit + quiet):

@@ -138,7 +138,7 @@ class Service:
             if Path(f"/proc/{pid}").exists():
                 found[name] = pid
                 if file.stem == "engine":
-                    session = [stat.pid for stat in procs.everyone() if stat.session == pid]
+                    session = [stat.pid for stat in procs.all_processes() if stat.session == pid]
                     cores = [child for child in session if "EngineCore" in _command(child)]
                     found |= {f"{file.parent.name}/core": core for core in cores}
         return found

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
+from xpyd_operator.api.arguments import GivenOption, ends_with_option, given_options, surplus
 
 
 @pytest.mark.parametrize(("args", "expected"), [
     ([], []),
-    (["--dtype", "half"], [Given(0, "--dtype", ("half",))]),
-    (["--dtype=half"], [Given(0, "--dtype", ("half",))]),
+    (["--dtype", "half"], [GivenOption(0, "--dtype", ("half",))]),
+    (["--dtype=half"], [GivenOption(0, "--dtype", ("half",))]),
     (["--block_size=16", "--lora-modules", "a=/x", "b=/y", "-O3"],
-     [Given(0, "--block-size", ("16",)), Given(1, "--lora-modules", ("a=/x", "b=/y")), Given(4, "-O3", ())]),
-    (["--speculative-config.method=ngram"], [Given(0, "--speculative-config", ("ngram",))]),
-    (["--seed", "-1"], [Given(0, "--seed", ("-1",))]),
-    (["stray", "--enforce-eager"], [Given(1, "--enforce-eager", ())]),
+     [GivenOption(0, "--block-size", ("16",)), GivenOption(1, "--lora-modules", ("a=/x", "b=/y")),
+      GivenOption(4, "-O3", ())]),
+    (["--speculative-config.method=ngram"], [GivenOption(0, "--speculative-config", ("ngram",))]),
+    (["--seed", "-1"], [GivenOption(0, "--seed", ("-1",))]),
+    (["stray", "--enforce-eager"], [GivenOption(1, "--enforce-eager", ())]),
 ])
-def test_options_with_their_values(args: list[str], expected: list[Given]) -> None:
-    assert list(given(args)) == expected
+def test_options_with_their_values(args: list[str], expected: list[GivenOption]) -> None:
+    assert list(given_options(args)) == expected
 
 
 @pytest.mark.parametrize(("args", "expected"), [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.api.devices import devices, limits, notes, unstated
+from xpyd_operator.api.devices import devices, implies_device, limits, notes
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
 
@@ -79,10 +79,10 @@ def test_a_template_that_has_no_form_names_nothing() -> None:
 
 def test_a_device_is_unstated_where_it_comes_beside_resources_that_name_none() -> None:
     meant = {"limits": {"memory": "8Gi"}}
-    assert unstated(role(resources=meant))
+    assert implies_device(role(resources=meant))
     for spec in ({}, {"resources": {}}, {"resources": meant, "parallelism": {"device": "none"}},
                  {"resources": meant, "parallelism": {"device": GPU}}, {"resources": {"limits": {GPU: 1}}}):
-        assert not unstated(role(**spec))
+        assert not implies_device(role(**spec))
 
 
 def test_a_device_that_is_added_and_an_image_for_others_are_worth_a_note() -> None:

@@ -85,7 +85,7 @@ def test_each_setting_stands_in_an_example_or_a_complete_document() -> None:
 
 @pytest.mark.parametrize(("name", "value", "target"), SHOWN, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(SHOWN)])
 def test_what_is_shown_is_accepted_and_rendered(name: str, value: Any, target: Target) -> None:
-    service = judge(value, target, gpus=8).accepted()
+    service = judge(value, target, gpus=8).accepted_service()
     if target is Target.KUBERNETES:
         kinds = {each["kind"] for each in manifests(service, SETTINGS)}
         assert {"Service", "Secret"} <= kinds or {"Service", "Pod"} <= kinds, name

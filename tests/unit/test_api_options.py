@@ -74,7 +74,7 @@ def test_the_last_option_of_the_common_list_may_have_its_value_in_a_roles() -> N
 
 def test_advice_is_for_options_that_no_version_has_or_only_one() -> None:
     known = tables.vllm()
-    names = {version: {name for one in known.of(version) for name in one.names} for version in known.versions}
+    names = {version: {name for one in known.of_version(version) for name in one.names} for version in known.versions}
     for option in options.INSTEAD:
         assert any(option not in those for those in names.values()), option
         assert owned.option_of(option) is None

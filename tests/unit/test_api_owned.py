@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xpyd_operator.api.owned import ENV_PATTERN, env, expression, listing, option_of, spaced
+from xpyd_operator.api.owned import ENV_PATTERN, env, expression, is_spaced_option, listing, option_of
 
 EXPRESSION = re.compile(expression())
 OPTIONS = [option.rstrip("*") for option, _ in listing() if not option.endswith("*")]
@@ -66,7 +66,7 @@ def test_the_expression_for_the_crd_finds_the_same(argument: str) -> None:
     ("argument", "expected"), [("--a b", True), ("-a b", True), ("--a=b c", False), ("a b", False), ("--a", False)]
 )
 def test_option_and_value_in_one_item(argument: str, expected: bool) -> None:
-    assert spaced(argument) == expected
+    assert is_spaced_option(argument) == expected
 
 
 def test_what_to_write_instead_is_always_said() -> None:

@@ -21,7 +21,7 @@ def service(changes: dict[str, object] | None = None, **spec: object) -> DisaggS
 def test_counts() -> None:
     made = service(prefill={"scaling": {"min": 2, "max": 4}})
     assert (made.spec.replicas(Role.PREFILL), made.spec.replicas(Role.DECODE)) == (2, 3)
-    assert made.spec.role(Role.PREFILL).most == 4
+    assert made.spec.role(Role.PREFILL).max_instances == 4
     assert made.shape == "2P3D"
 
 
@@ -35,7 +35,7 @@ def test_counts() -> None:
     ],
 )
 def test_bounds_of_a_role(role: RoleSpec, least: int, most: int) -> None:
-    assert (role.least, role.most) == (least, most)
+    assert (role.min_instances, role.max_instances) == (least, most)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from xpyd_operator.api.source import SOURCE_PATTERN, Beside, Bucket, Claim, Folder, Hub, Image, Source, parse
+from xpyd_operator.api.source import SOURCE_PATTERN, Bucket, Claim, Folder, Hub, Image, RelativePath, Source, parse
 
 DIGEST = f"@sha256:{'0f' * 32}"
 
@@ -31,8 +31,8 @@ DIGEST = f"@sha256:{'0f' * 32}"
         ("s3://bucket/qwen/", Bucket(url="s3://bucket/qwen/")),
         ("gs://my_bucket", Bucket(url="gs://my_bucket")),
         ("az://container/qwen", Bucket(url="az://container/qwen")),
-        ("./weights", Beside(path="./weights")),
-        ("../model/weights", Beside(path="../model/weights")),
+        ("./weights", RelativePath(path="./weights")),
+        ("../model/weights", RelativePath(path="../model/weights")),
     ],
 )
 def test_forms(text: str, expected: Source) -> None:

@@ -44,7 +44,7 @@ def test_of_several_the_one_that_runs_needs_no_name() -> None:
     running = make("b")
     with pytest.raises(NotFound, match=r"several services \(a, b\); name one"):
         choose(None)
-    with lock.held(running.lock):
+    with lock.hold_lock(running.lock):
         assert choose(None).service == "b"
 
 

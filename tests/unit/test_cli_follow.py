@@ -10,7 +10,7 @@ import pytest
 
 from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.cli import follow
-from xpyd_operator.cli.follow import Failed, Show, wait_for
+from xpyd_operator.cli.follow import Show, WaitFailed, wait_for
 from xpyd_operator.cli.up import _Still
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.view import InstanceView, Snapshot
@@ -43,7 +43,7 @@ class FakeViewer:
         self.folder.make()
         self.left = list(snapshots)
 
-    async def look(self, now: float) -> Snapshot:
+    async def take_snapshot(self, now: float) -> Snapshot:
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 
@@ -75,21 +75,22 @@ async def test_an_instance_that_goes_is_said(tmp_path: Path, capsys: pytest.Capt
 async def test_a_deadline_that_passes_says_what_is_missing_with_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("first\nlast words\n")
-    with pytest.raises(Failed, match=r"qwen was not ready within 0\.02 s: 0 of 1 ready\nthe end of .*:\nfirst\nlast words"):
+    words = r"qwen was not ready within 0\.02 s: 0 of 1 ready\nthe end of .*:\nfirst\nlast words"
+    with pytest.raises(WaitFailed, match=words):
         await wait(FakeViewer(tmp_path, snapshot(log=log)), 0.02)
 
 
 async def test_a_crash_loop_is_not_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("ValueError: no\n")
-    with pytest.raises(Failed, match=r"e0 crashes again and again .*\nValueError: no"):
+    with pytest.raises(WaitFailed, match=r"e0 crashes again and again .*\nValueError: no"):
         await wait(FakeViewer(tmp_path, snapshot("crashed", log=log, restarts=3, degraded=True)))
 
 
 async def test_a_supervisor_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     viewer = FakeViewer(tmp_path, snapshot(supervisor=0))
     viewer.folder.log.write_text("it failed\n")
-    with pytest.raises(Failed, match="the supervisor of qwen has ended:\nit failed"):
+    with pytest.raises(WaitFailed, match="the supervisor of qwen has ended:\nit failed"):
         await wait(viewer)
 
 

@@ -9,7 +9,7 @@ import pytest
 from clinic import GPU, KV_BYTES, healthy, instance, intake, reading, sound, traffic
 
 from xpyd_operator.doctor.examine import examine
-from xpyd_operator.doctor.finding import HARM, broken
+from xpyd_operator.doctor.finding import HARM, any_broken
 from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_sidecar.contract.fleet import FleetFailure, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, State
@@ -75,7 +75,7 @@ def test_a_planted_fault_is_named_first_with_evidence_and_what_to_do(name: str) 
     first = diagnosis.findings[0]
     assert first.evidence
     assert first.do
-    assert broken(diagnosis.findings) == (HARM[name] == "broken")
+    assert any_broken(diagnosis.findings) == (HARM[name] == "broken")
 
 
 def test_nothing_is_named_where_all_is_well() -> None:

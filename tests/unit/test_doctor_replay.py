@@ -9,7 +9,7 @@ from clinic import GPU, healthy, instance, intake, reading, traffic
 from xpyd_operator.doctor import worth
 from xpyd_operator.doctor.examine import examine
 from xpyd_operator.doctor.learned import LEAST, learn
-from xpyd_operator.doctor.replay import as_pd, as_plain, engine_of, measured
+from xpyd_operator.doctor.replay import as_pd, as_plain, engine_of, measured_latency
 from xpyd_operator.simulation.world import TAIL_S
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.intake import IntakeRates
@@ -36,8 +36,8 @@ def test_who_is_never_answered_has_waited_until_the_end() -> None:
 
 def test_quantiles_lie_between_two_requests() -> None:
     two = [SampledRequest(0.0, 10, 2, ttft, ttft + 0.1, 0.0, -1.0, -1.0) for ttft in (1.0, 2.0)]
-    assert measured(two).ttft_p50 == pytest.approx(1.5)
-    assert measured([]).ttft_p95 == 0.0
+    assert measured_latency(two).ttft_p50 == pytest.approx(1.5)
+    assert measured_latency([]).ttft_p95 == 0.0
 
 
 def test_the_size_of_chunks_that_is_better_for_plain_engines_counts() -> None:
@@ -76,7 +76,7 @@ def test_the_model_of_what_ran_is_near_what_ran() -> None:
     sample = traffic(4000, 3.0, decodes=2)
     learned = learn(sample, 2)
     assert learned is not None
-    was, played = measured(sample.requests), as_pd(sample.requests, learned, 1, 2)
+    was, played = measured_latency(sample.requests), as_pd(sample.requests, learned, 1, 2)
     assert played.ttft_p50 == pytest.approx(was.ttft_p50, rel=0.15)
     assert played.tpot_p50 == pytest.approx(was.tpot_p50, rel=0.15)
 

@@ -10,7 +10,7 @@ import pytest
 
 from xpyd_operator.kube.absent import absent
 from xpyd_operator.kube.podstatus import unix
-from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.plan.absent import Breakage, Waiting
 
 NOW = 1_800_000_000.0
 Body = dict[str, Any]
@@ -356,7 +356,7 @@ def test_a_pod_that_is_not_ready_always_has_a_reason_that_names_a_container_whic
         if status.get("phase") != "Failed" and said.get("Ready") == "True":
             assert found is None
             continue
-        assert isinstance(found, Waiting | Broken), body
+        assert isinstance(found, Waiting | Breakage), body
         assert body["metadata"]["name"] in found.message
         assert found.reason.isidentifier()
         names = [each["name"] for each in (*body["spec"]["initContainers"], *body["spec"]["containers"])]
@@ -371,5 +371,5 @@ def test_a_pod_that_is_not_ready_always_has_a_reason_that_names_a_container_whic
             nowhere = status.get("phase") == "Failed" or said.get("PodScheduled") != "True"
             assert nowhere or found.reason in ("NodeLost", "Queued")
         if found.of and any(map(again_and_again, status.get("containerStatuses", ()))):
-            assert isinstance(found, Broken), "who crashes again and again is not passed over"
+            assert isinstance(found, Breakage), "who crashes again and again is not passed over"
     assert named > 100

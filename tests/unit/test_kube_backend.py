@@ -14,7 +14,7 @@ from memory_world import MemoryWorld
 from xpyd_operator.errors import ServiceGone
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused
+from xpyd_operator.kube.blueprint import DocumentRefused
 from xpyd_operator.kube.cache import OWNER_KIND
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
@@ -94,7 +94,7 @@ async def test_a_pod_of_ours_that_has_lost_its_label_gets_it_back(world: MemoryW
     await settle(world)
     body = world.api.objects["Pod", "team-a", "qwen-e0"]
     del body["metadata"]["labels"][labels.SERVICE]
-    world.cache.gone("Pod", body)
+    world.cache.on_deleted("Pod", body)
     await settle(world)
     assert world.api.objects["Pod", "team-a", "qwen-e0"]["metadata"]["labels"][labels.SERVICE] == "qwen"
 
@@ -136,7 +136,7 @@ async def test_an_invalid_document_leaves_the_last_good_one_in_force(world: Memo
 
 async def test_nothing_is_made_of_a_document_that_never_was_good(world: MemoryWorld) -> None:
     world.write(decode={"replicas": -1, "resources": {}})
-    with pytest.raises(Refused, match=r"spec\.decode\.replicas"):
+    with pytest.raises(DocumentRefused, match=r"spec\.decode\.replicas"):
         await world.round()
     await world.backend.close()
     assert (world.condition("Valid")["status"], world.condition("Ready")["status"]) == ("False", "False")
@@ -155,10 +155,10 @@ async def test_a_status_is_about_the_document_that_was_acted_on(world: MemoryWor
     """A change in the middle of a round does not make it ready."""
     world.write()
     await settle(world)
-    desired = await world.backend.desired()
+    desired = await world.backend.desired_service()
     observed = await world.backend.observe(world.now)
     world.write(decode={"replicas": 3, "resources": {}})
-    world.backend.said(think(desired, observed, world.now))
+    world.backend.report(think(desired, observed, world.now))
     await world.backend.close()
     status = world.api.objects[OWNER_KIND, "team-a", "qwen"]["status"]
     assert (status["observedGeneration"], status["wanted"]) == (1, "1P2D")
@@ -170,7 +170,7 @@ async def test_a_status_is_about_the_document_that_was_acted_on(world: MemoryWor
 async def test_a_status_that_cannot_be_read_does_not_make_the_document_wrong(world: MemoryWorld) -> None:
     world.write()
     body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
-    world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {"status": {"conditions": "newer", "wanted": 7}}))
+    world.cache.on_seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {"status": {"conditions": "newer", "wanted": 7}}))
     await settle(world)
     assert world.condition("Valid")["status"] == "True"
 
@@ -193,7 +193,7 @@ UNKNOWN = ApiError(400, "BadRequest", 'strict decoding error: unknown field "spe
 async def test_policies_that_the_api_server_refuses_leave_the_last_good_document_in_force(world: MemoryWorld) -> None:
     world.api.fault = lambda verb, kind, name: UNKNOWN if (verb, kind) == ("dry-run", "NetworkPolicy") else None
     world.write(networkPolicy={"egress": [{"ports": [{"port": 8443}]}]})
-    with pytest.raises(Refused, match=r"spec\.egress\[3\]\.port"):
+    with pytest.raises(DocumentRefused, match=r"spec\.egress\[3\]\.port"):
         await world.round()
     await world.backend.close()
     assert world.condition("Valid")["reason"] == "TemplateRejected"
@@ -271,7 +271,7 @@ async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world:
     labels = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["metadata"]["labels"]
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}
     container = {"name": "router", "image": "sidecar:1", "ready": False, "restartCount": 0, "state": waiting}
-    world.cache.seen("Pod", world.api.put("Pod", {
+    world.cache.on_seen("Pod", world.api.put("Pod", {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "qwen-router-x", "namespace": "team-a", "uid": "router-x", "labels": labels},
         "status": {"phase": "Pending", "podIP": "10.0.0.9", "containerStatuses": [container]},
@@ -290,7 +290,7 @@ async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(wor
     await settle(world)
     body = world.api.objects["Deployment", "team-a", "qwen-router"]
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: small"}
-    world.cache.seen("Deployment", world.api.put("Deployment", body | {"status": {"conditions": [failure]}}))
+    world.cache.on_seen("Deployment", world.api.put("Deployment", body | {"status": {"conditions": [failure]}}))
     await world.round()
     assert world.condition("Degraded")["reason"] == "RouterPodsRefused"
     assert world.condition("Ready")["reason"] == "NoRouter"
@@ -328,7 +328,7 @@ async def test_somebody_elses_objects_are_left_alone(world: MemoryWorld) -> None
     theirs = {"metadata": {"name": "qwen", "namespace": "team-a"}, "spec": {"ports": []}}
     world.api.put("Service", theirs)
     world.api.put("Pod", {"metadata": {"name": "qwen-e0", "namespace": "team-a"}})
-    world.cache.seen("Pod", world.api.put("Pod", pod(1, owner="another")))
+    world.cache.on_seen("Pod", world.api.put("Pod", pod(1, owner="another")))
     world.write()
     await settle(world)
     await world.round()
@@ -344,10 +344,10 @@ async def test_a_service_that_ends_gets_no_writes(world: MemoryWorld) -> None:
     await settle(world)
     body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
     body["metadata"] = body["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "999999"}
-    world.cache.seen(OWNER_KIND, body)
+    world.cache.on_seen(OWNER_KIND, body)
     world.api.asked.clear()
     with pytest.raises(ServiceGone):
-        await world.backend.desired()
+        await world.backend.desired_service()
     for action in (Remove(NAME, "x"), Label(NAME, roster=True, router=True)):
         with pytest.raises(ServiceGone):
             await world.backend.apply(action)
@@ -444,7 +444,7 @@ async def test_a_service_that_runs_is_followed_on_whatever_a_later_operator_has_
     assert valid["message"].endswith("new ones like it are refused: spec.decode: not any more")
     world.backend = KubeBackend(world.shared, world.cache.get(OWNER_KIND, "team-a", "qwen"))  # type: ignore[arg-type]
     for kind, namespace, name in [at for at in world.api.objects if at == ("Pod", "team-a", "qwen-e1")]:
-        world.cache.gone(kind, world.api.objects.pop((kind, namespace, name)))
+        world.cache.on_deleted(kind, world.api.objects.pop((kind, namespace, name)))
     await settle(world)
     assert world.named("Pod") == {"qwen-e0", "qwen-e1"}, "and it is cared for, after another start, too"
     world.write(**spec, rollout={"maxSurge": 2})
@@ -458,14 +458,14 @@ async def test_counts_that_do_not_fit_any_more_stop_no_service(world: MemoryWorl
     """A rule of the API that came later; the operator that accepted the document knew nothing of it."""
     four = {"parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}
     world.write(prefill={"replicas": 1}, decode={"replicas": 1, **four})
-    with pytest.raises(Refused, match="must be 4, not 2"):
+    with pytest.raises(DocumentRefused, match="must be 4, not 2"):
         await world.round()
     await world.backend.close()
     assert (world.condition("Valid")["reason"], world.named("Pod")) == ("Invalid", set())
     body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
     for condition in body["status"]["conditions"]:
         condition["status"] = "True" if condition["type"] == "Valid" else condition["status"]
-    world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body))
+    world.cache.on_seen(OWNER_KIND, world.api.put(OWNER_KIND, body))
     world.backend = KubeBackend(world.shared, world.cache.get(OWNER_KIND, "team-a", "qwen"))  # type: ignore[arg-type]
     await settle(world)
     assert world.named("Pod") == {"qwen-e0", "qwen-e1"}

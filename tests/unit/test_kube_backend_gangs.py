@@ -48,7 +48,7 @@ def made(world: MemoryWorld) -> list[str]:
 
 def lose(world: MemoryWorld, name: str) -> None:
     """It is gone at once."""
-    world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", name)))
+    world.cache.on_deleted("Pod", world.api.objects.pop(("Pod", "team-a", name)))
 
 
 async def test_a_group_is_made_before_its_pods_and_goes_after_them(world: MemoryWorld) -> None:

@@ -46,19 +46,19 @@ def created(world: MemoryWorld) -> list[str]:
 
 def set_status(world: MemoryWorld, name: str, status: dict[str, Any]) -> None:
     body = world.api.put("Pod", pods(world)[name] | {"status": status})
-    world.cache.seen("Pod", body)
+    world.cache.on_seen("Pod", body)
 
 
 def begin_end(world: MemoryWorld, name: str) -> None:
     """As somebody else's delete, or an eviction, shows in a watch."""
     body = pods(world)[name]
     mark = {"deletionTimestamp": "2099-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
-    world.cache.seen("Pod", world.api.put("Pod", body | {"metadata": body["metadata"] | mark}))
+    world.cache.on_seen("Pod", world.api.put("Pod", body | {"metadata": body["metadata"] | mark}))
 
 
 def lose(world: MemoryWorld, name: str) -> None:
     """It is gone at once."""
-    world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", name)))
+    world.cache.on_deleted("Pod", world.api.objects.pop(("Pod", "team-a", name)))
 
 
 def check(world: MemoryWorld) -> None:
@@ -173,7 +173,7 @@ async def test_what_another_operator_would_render_otherwise_is_made_anew_as_a_wh
     body = pods(world)["qwen-e1-2"]
     notes = body["metadata"]["annotations"] | {labels.LAYOUT: "another"}
     changed = {**body, "status": {"phase": "Pending"}, "metadata": body["metadata"] | {"annotations": notes}}
-    world.cache.seen("Pod", world.api.put("Pod", changed))
+    world.cache.on_seen("Pod", world.api.put("Pod", changed))
     await world.round()
     assert pods(world)["qwen-e1-2"]["metadata"].get("deletionTimestamp")
     await settle(world)

@@ -16,7 +16,7 @@ QUOTA = ApiError(403, "Forbidden", "exceeded quota: small")
 def test_which_refusals(error: ApiError, waits: bool) -> None:
     holds = Holds()
     assert holds.excuses(error, "creating qwen-e0", 0.0) is waits
-    assert holds.held(1.0) is waits
+    assert holds.is_holding(1.0) is waits
     assert ("creating qwen-e0 waits: " in str(holds.waiting)) is waits
 
 
@@ -26,7 +26,7 @@ def test_waits_grow_to_a_bound_and_many_refusals_at_once_are_one() -> None:
         for _ in range(20):
             assert holds.excuses(QUOTA, "x", now)
         began = now
-        while holds.held(now):
+        while holds.is_holding(now):
             now += 1.0
         waits.append(now - began)
     assert waits[0] <= 2 * FIRST_S
@@ -37,17 +37,17 @@ def test_waits_grow_to_a_bound_and_many_refusals_at_once_are_one() -> None:
 def test_success_ends_the_row_but_not_a_wait_that_has_begun() -> None:
     holds = Holds()
     holds.excuses(QUOTA, "x", 0.0)
-    holds.over(1.0)
-    assert holds.held(1.0)
+    holds.clear(1.0)
+    assert holds.is_holding(1.0)
     assert holds.waiting
-    holds.over(100.0)
+    holds.clear(100.0)
     assert holds.waiting == ()
 
 
 def test_a_refusal_is_remembered_for_a_while() -> None:
     holds = Holds()
-    assert not holds.lately(0.0)
+    assert not holds.refused_lately(0.0)
     holds.excuses(QUOTA, "x", 0.0)
-    holds.over(100.0)
-    assert holds.lately(100.0)
-    assert not holds.lately(LONGEST_S + LATELY_S)
+    holds.clear(100.0)
+    assert holds.refused_lately(100.0)
+    assert not holds.refused_lately(LONGEST_S + LATELY_S)

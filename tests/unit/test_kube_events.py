@@ -51,7 +51,7 @@ async def test_the_same_words_are_said_once() -> None:
     server = Server()
     events, _ = made(server)
     for reason in ("Created", "Created", "Gone"):
-        events.say(ABOUT, "Normal", reason, "qwen-e0")
+        events.emit(ABOUT, "Normal", reason, "qwen-e0")
     await events.flush()
     assert [each["reason"] for each in server.made] == ["Created", "Gone"]
 
@@ -60,7 +60,7 @@ async def test_too_many_are_dropped_and_counted() -> None:
     server = Server()
     events, metrics = made(server)
     for number in range(QUEUE + 5):
-        events.say(ABOUT, "Normal", "Created", f"qwen-e{number}")
+        events.emit(ABOUT, "Normal", "Created", f"qwen-e{number}")
     assert dropped(metrics) == 5
     await events.flush()
     assert len(server.made) == QUEUE
@@ -71,7 +71,7 @@ async def test_a_refusal_is_counted_and_the_sender_goes_on() -> None:
     events, metrics = made(server)
     running = asyncio.create_task(events.run())
     for number in range(3):
-        events.say(ABOUT, "Normal", "Created", f"qwen-e{number}")
+        events.emit(ABOUT, "Normal", "Created", f"qwen-e{number}")
         async with asyncio.timeout(30):
             while dropped(metrics) <= number:  # noqa: ASYNC110 (the count is under test)
                 await asyncio.sleep(0.001)

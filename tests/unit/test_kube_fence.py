@@ -18,7 +18,7 @@ from more_cases import more
 from node_agent import MEMBER, MEMBERS
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.blueprint import Refused
+from xpyd_operator.kube.blueprint import DocumentRefused
 from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.render.labels import SERVICE_UID
 
@@ -111,7 +111,8 @@ class Storm:
 
     async def round(self) -> None:
         """One, and what kubelets do after it."""
-        with contextlib.suppress(ApiError, KeyTrouble, Refused):  # the key, what is served, or a dry run could not be told
+        # the key, what is served, or a dry run could not be told
+        with contextlib.suppress(ApiError, KeyTrouble, DocumentRefused):
             await self.world.round()
         self.world.run_pods()
         self.world.now += 6
@@ -126,9 +127,9 @@ class Storm:
         if at[0] == "NetworkPolicy" and random.random() < 0.5:
             opened = copy.deepcopy(objects[at])
             opened["spec"]["ingress"] = [{}]
-            cache.seen(at[0], self._put(at[0], opened))
+            cache.on_seen(at[0], self._put(at[0], opened))
             return
-        cache.gone(at[0], objects.pop(at))
+        cache.on_deleted(at[0], objects.pop(at))
 
 
 async def calm(session: aiohttp.ClientSession, spec: dict[str, Any]) -> Storm:

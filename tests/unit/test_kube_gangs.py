@@ -39,8 +39,8 @@ async def test_what_is_made_follows_from_the_flag_and_from_what_is_served(
     choice: str, served: tuple[str, ...], found: Gang | None
 ) -> None:
     gangs, _ = make(choice, *served)
-    await gangs.look(NOW)
-    assert (gangs.found, gangs.trouble) == (found, "")
+    await gangs.refresh(NOW)
+    assert (gangs.chosen_gang, gangs.problem) == (found, "")
 
 
 @pytest.mark.parametrize(("choice", "version", "needs"), [
@@ -48,38 +48,38 @@ async def test_what_is_made_follows_from_the_flag_and_from_what_is_served(
     ("coscheduling", COSCHEDULING, "Coscheduling and its CRDs")])
 async def test_what_was_asked_for_and_is_not_served_is_said_with_what_to_do(choice: str, version: str, needs: str) -> None:
     gangs, api = make(choice)
-    await gangs.look(NOW)
-    assert gangs.found is None
-    assert gangs.trouble.startswith(f"the operator was started with --gang {choice}, ")
-    assert f"serves no podgroups of {version}" in gangs.trouble
-    assert needs in gangs.trouble
-    assert gangs.trouble.endswith("or write --gang auto or none")
+    await gangs.refresh(NOW)
+    assert gangs.chosen_gang is None
+    assert gangs.problem.startswith(f"the operator was started with --gang {choice}, ")
+    assert f"serves no podgroups of {version}" in gangs.problem
+    assert needs in gangs.problem
+    assert gangs.problem.endswith("or write --gang auto or none")
     api.resources = {version: ALL}
-    await gangs.look(NOW + LOOK_S - 1)
-    assert gangs.trouble
-    await gangs.look(NOW + LOOK_S)
-    assert gangs.trouble == ""
-    assert gangs.found is not None
+    await gangs.refresh(NOW + LOOK_S - 1)
+    assert gangs.problem
+    await gangs.refresh(NOW + LOOK_S)
+    assert gangs.problem == ""
+    assert gangs.chosen_gang is not None
 
 
 async def test_a_group_of_that_name_without_podgroups_is_not_it() -> None:
     """Kubernetes had a v1beta1 of PriorityClasses before."""
     gangs, api = make("kubernetes", KUBERNETES)
     api.resources = {KUBERNETES: frozenset({"priorityclasses"})}
-    await gangs.look(NOW)
-    assert gangs.trouble
+    await gangs.refresh(NOW)
+    assert gangs.problem
 
 
 async def test_while_the_api_server_does_not_say_what_was_known_holds() -> None:
     gangs, api = make("auto", KUBERNETES)
     api.fault = lambda verb, kind, name: ApiError(0, "Timeout", "no answer")
     with pytest.raises(ApiError):
-        await gangs.look(NOW)
+        await gangs.refresh(NOW)
     api.fault = lambda verb, kind, name: None
-    await gangs.look(NOW)
-    found = gangs.found
+    await gangs.refresh(NOW)
+    found = gangs.chosen_gang
     assert found is not None
     api.fault = lambda verb, kind, name: ApiError(0, "Timeout", "no answer")
-    await gangs.look(NOW + LOOK_S)
-    assert gangs.found == found
-    assert (gangs.of("kubernetes"), gangs.of("volcano")) == (found, None)
+    await gangs.refresh(NOW + LOOK_S)
+    assert gangs.chosen_gang == found
+    assert (gangs.gang_of("kubernetes"), gangs.gang_of("volcano")) == (found, None)

@@ -42,7 +42,7 @@ async def begun(*kinds: str, gateway: dict[str, Any] | None = PUBLIC, **router: 
 
 
 async def turn(world: MemoryWorld) -> None:
-    await world.gateways.look()
+    await world.gateways.refresh()
     await world.round()
 
 
@@ -242,19 +242,19 @@ async def test_a_document_that_names_no_gateway_any_more_has_its_route_deleted()
         assert not world.named(ROUTE) | world.named(POOL)
         assert ready(world) == ("", "")
         world.api.asked.clear()
-        await world.gateways.look()
+        await world.gateways.refresh()
         assert ("get", GATEWAY, "public") not in world.api.asked, "nobody names it"
 
 
 async def test_the_route_stays_until_the_last_pod_of_a_deleted_service_has_gone() -> None:
     async with begun(ROUTE) as world:
-        await world.gateways.look()
+        await world.gateways.refresh()
         world.backend.forget()
-        world.cache.gone(OWNER_KIND, world.api.objects.pop((OWNER_KIND, *AT)))
+        world.cache.on_deleted(OWNER_KIND, world.api.objects.pop((OWNER_KIND, *AT)))
         await sweep(world.api, world.cache, *AT)  # type: ignore[arg-type]
         assert world.named(ROUTE) == {"qwen"}, "streams of what drains still come through it"
         for name in world.named("Pod"):
-            world.cache.gone("Pod", world.api.objects.pop(("Pod", "team-a", name)))
+            world.cache.on_deleted("Pod", world.api.objects.pop(("Pod", "team-a", name)))
         await sweep(world.api, world.cache, *AT)  # type: ignore[arg-type]
         assert not world.named(ROUTE)
 
@@ -280,7 +280,7 @@ async def test_the_first_of_many_services_looks_for_all() -> None:
         for number in range(50):
             await world.gateways.want(("team-a", f"other-{number}"), [("gateways", "public")])
         assert world.api.asked == []
-        await world.gateways.look()
+        await world.gateways.refresh()
         assert len([each for each in world.api.asked if each[:2] == ("get", GATEWAY)]) == 1
 
 
@@ -327,18 +327,18 @@ async def test_what_does_not_answer_is_in_the_log_once(caplog: pytest.LogCapture
         no_answer = ApiError(0, "Timeout", "no answer")
         world.api.fault = lambda verb, kind, name: no_answer if "discovery" in kind or verb == "list" else None
         for _ in range(5):
-            await world.gateways.look()
+            await world.gateways.refresh()
         assert lines("cannot tell what is served of gateway.networking.k8s.io/v1") == 1
         world.api.fault = lambda *_: None
-        await world.gateways.look()
+        await world.gateways.refresh()
         world.api.fault = lambda verb, kind, name: no_answer if verb == "list" else None
         for _ in range(5):
-            await world.gateways.look()
+            await world.gateways.refresh()
         assert lines("cannot list httproutes") == 1
         world.api.fault = lambda *_: None
-        await world.gateways.look()
+        await world.gateways.refresh()
         world.api.fault = lambda verb, kind, name: no_answer if verb == "list" else None
-        await world.gateways.look()
+        await world.gateways.refresh()
         assert lines("cannot list httproutes") == 2, "it was answered in between"
 
 
@@ -383,11 +383,11 @@ async def test_hundreds_of_gateways_are_looked_at_in_turn_a_few_at_a_time(monkey
             return {"metadata": {"name": name, "namespace": namespace, "resourceVersion": "1"}}
 
         monkeypatch.setattr(world.api, "get", get)
-        await world.gateways.look()
+        await world.gateways.refresh()
         assert len(asked) == PARENTS
         assert most <= 8
-        await world.gateways.look()
-        await world.gateways.look()
+        await world.gateways.refresh()
+        await world.gateways.refresh()
         assert set(asked) == {"public", *(f"g-{number}" for number in range(2 * PARENTS))}
         assert world.gateways.parent(("gateways", "g-0")) is not None, "what was seen before is still known"
 

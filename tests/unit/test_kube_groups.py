@@ -11,7 +11,7 @@ from kube_documents import UID, pod
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.groups import INCOMPLETE
-from xpyd_operator.kube.observe import Told, instances
+from xpyd_operator.kube.observe import RouterAnswers, instances
 from xpyd_operator.plan.absent import QUEUED
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase
@@ -50,16 +50,17 @@ def member(index: int, state: Body | None = None, *, size: int = 2, layout: str 
     return body | {"spec": body["spec"] | ({"nodeName": "n"} if placed else {})}
 
 
-def heard(state: State = State.READY) -> Told:
+def heard(state: State = State.READY) -> RouterAnswers:
     seen = FleetInstance(instance=InstanceName("qwen-e3"), role=Role.DECODE, epoch=1, state=state,
                          incarnation=Incarnation("a" * 32), fingerprint=Fingerprint("f"), http=(HostPort("10.0.0.1:8000"),),
                          control=(), model="m", load=Load(running=4), drained=False, in_flight=0, beat_age_s=0.1)
-    return Told(Fleet(service=ServiceName("qwen"), router="r", uptime_s=9, settled=True, instances=(seen,)),
-                frozenset({"qwen-e3-0"}))
+    return RouterAnswers(Fleet(service=ServiceName("qwen"), router="r", uptime_s=9, settled=True, instances=(seen,)),
+                         frozenset({"qwen-e3-0"}))
 
 
-def one(*bodies: Body, told: Told | None = None, **more: Any) -> Instance:
-    found = instances(ServiceName("qwen"), UID, [Entry("Pod", body) for body in bodies], told or Told(), NOW, **more)
+def one(*bodies: Body, told: RouterAnswers | None = None, **more: Any) -> Instance:
+    told = told or RouterAnswers()
+    found = instances(ServiceName("qwen"), UID, [Entry("Pod", body) for body in bodies], told, NOW, **more)
     assert len(found) == 1
     return found[0]
 
@@ -152,7 +153,7 @@ def test_what_cannot_be_finished_is_broken() -> None:
 
 @pytest.mark.parametrize(("told", "phase"), [
     (None, Phase.STARTING), (heard(), Phase.STARTING), (heard(State.STARTING), Phase.CRASHED)])
-def test_a_node_that_is_away_breaks_what_does_not_serve(told: Told | None, phase: Phase) -> None:
+def test_a_node_that_is_away_breaks_what_does_not_serve(told: RouterAnswers | None, phase: Phase) -> None:
     assert one(member(0, status()), member(1, AWAY), told=told).phase is phase
 
 

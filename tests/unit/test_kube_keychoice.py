@@ -26,9 +26,9 @@ from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Told
+from xpyd_operator.kube.observe import RouterAnswers
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.shared import SharedParts
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
@@ -58,9 +58,10 @@ class Cluster:
     def restart(self, of: Master | None = None) -> None:
         events = Events(self.api, Metrics())  # type: ignore[arg-type]
         found = of or Master(self.api, "xpyd-system", "xpyd-master", self.in_use)  # type: ignore[arg-type]
-        self.shared = Shared(self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
-                             turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api),  # type: ignore[arg-type]
-                             Gateways(self.api, self.cache, (), lambda *_: None))  # type: ignore[arg-type]
+        self.shared = SharedParts(
+            self.api, self.cache, SETTINGS, events, self.session, lambda: self.now, found,  # type: ignore[arg-type]
+            turns(self.cache), Gangs(self.api, SETTINGS), Topology(self.api),  # type: ignore[arg-type]
+            Gateways(self.api, self.cache, (), lambda *_: None))  # type: ignore[arg-type]
         for name in self.backends:
             self.adopt(name)
 
@@ -72,7 +73,7 @@ class Cluster:
         body = document(name, generation=before["metadata"]["generation"] + 1 if before else 1, **spec)
         body["metadata"]["uid"] = uid or (before["metadata"]["uid"] if before else f"uid-of-{name}")
         status = {"status": before["status"]} if before and "status" in before else {}
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
+        self.cache.on_seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
         if name not in self.backends or uid:
             self.adopt(name)
 
@@ -109,7 +110,7 @@ class Cluster:
         self.api.run_pods(self.cache, pod(0)["status"], starts)
 
     def engines(self, name: str) -> list[Facts]:
-        seen = (each.derived(facts) for each in self.cache.of_service("Pod", "team-a", name))
+        seen = (each.derive(facts) for each in self.cache.of_service("Pod", "team-a", name))
         return [each for each in seen if each.owner == self.backends[name].uid]
 
     def secrets(self, name: str = "qwen") -> Counter[str]:
@@ -133,16 +134,16 @@ class Routers:
     async def ask(
         self, routers: Sequence[Facts], learners: Sequence[Facts], key_of: KeyOf, now: float, *, limit: int,
         tls: bool = False, picture: Hashable = None, prefill: bool = True,
-    ) -> Told:
+    ) -> RouterAnswers:
         engines = [fact for fact in self._cluster.engines(self._name) if fact.ready]
         asked = [each for each in (*routers, *learners) if key_of(each) is not None]
         if not asked:
-            return Told()
+            return RouterAnswers()
         newest = self._cluster.backends[self._name]._keys.newest.pod.secret
         old = any(each.key != newest for each in asked)
         known = tuple(_heard(each) for each in engines if old or each.key == newest)
         fleet = Fleet(ServiceName(self._name), "r", 1.0, settled=True, instances=known)
-        return Told(fleet, frozenset(each.name for each in asked))
+        return RouterAnswers(fleet, frozenset(each.name for each in asked))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -206,7 +207,7 @@ async def test_one_that_is_not_ready_is_not_rolled(cluster: Cluster) -> None:
     await made(cluster)
     body = cluster.api.objects["Pod", "team-a", "qwen-e1"]
     broken = dict(pod(0)["status"], conditions=[{"type": "Ready", "status": "False"}])
-    cluster.cache.seen("Pod", cluster.api.put("Pod", body | {"status": broken}))
+    cluster.cache.on_seen("Pod", cluster.api.put("Pod", body | {"status": broken}))
     cluster.floor.clear()
     await cluster.rounds()
     store_master(cluster.api, 1, 2)
@@ -223,14 +224,14 @@ async def test_routers_in_pods_of_their_own_follow_when_no_engine_has_the_old_ke
 
     def of_routers() -> str:
         body = cluster.api.objects[at]
-        cluster.cache.seen("Deployment", body)
+        cluster.cache.on_seen("Deployment", body)
         return secret_of(body["spec"]["template"])
 
     old, new = (secret_name(number, "uid-of-qwen") for number in (1, 2))
     router = pod(7, role="", labelled={labels.COMPONENT: labels.ROUTERS, labels.ROUTER: "true"})
     router["metadata"] |= {"name": "qwen-router-x", "uid": "router"}
     router["spec"]["volumes"] = [{"name": "key", "secret": {"secretName": old}}]
-    cluster.cache.seen("Pod", router)
+    cluster.cache.on_seen("Pod", router)
     assert of_routers() == old
     store_master(cluster.api, 1, 2)
     cluster.now += 60

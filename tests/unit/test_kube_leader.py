@@ -29,21 +29,21 @@ def stored(step: Write | LeaseWait | LeaseLost, version: int = 1) -> dict[str, A
 def led(identity: str, now: float) -> tuple[Election, dict[str, Any]]:
     """A candidate that has just become the leader, and its Lease."""
     election = candidate(identity)
-    lease = stored(election.saw(None, now, WALL))
-    election.wrote(lease, now)
+    lease = stored(election.on_lease(None, now, WALL))
+    election.on_written(lease, now)
     return election, lease
 
 
 def test_without_a_lease_the_first_makes_one() -> None:
     election = candidate()
-    step = election.saw(None, 100.0, WALL)
+    step = election.on_lease(None, 100.0, WALL)
     assert isinstance(step, Write)
     assert step.body == {
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"namespace": "ns", "name": "lock"},
         "spec": {"holderIdentity": "a", "leaseDurationSeconds": 10, "renewTime": "2026-01-02T03:04:05.678901Z",
                  "acquireTime": "2026-01-02T03:04:05.678901Z", "leaseTransitions": 0}}
     assert not election.leading
-    election.wrote(stored(step), 100.0)
+    election.on_written(stored(step), 100.0)
     assert election.leading
 
 
@@ -51,11 +51,11 @@ def test_a_follower_waits_for_the_holders_own_duration_counted_from_the_last_cha
     _, lease = led("a", 0.0)
     lease["spec"]["leaseDurationSeconds"] = 30
     follower = candidate("b")
-    assert follower.saw(lease, 1000.0, WALL) == LeaseWait(2.0, "a")
-    assert follower.saw(lease, 1029.5, WALL) == LeaseWait(0.5, "a")
+    assert follower.on_lease(lease, 1000.0, WALL) == LeaseWait(2.0, "a")
+    assert follower.on_lease(lease, 1029.5, WALL) == LeaseWait(0.5, "a")
     lease["spec"]["renewTime"] = "2026-01-02T03:04:35.000000Z"
-    assert follower.saw(lease, 1029.9, WALL) == LeaseWait(2.0, "a")
-    assert isinstance(follower.saw(lease, 1059.9, WALL), Write)
+    assert follower.on_lease(lease, 1029.9, WALL) == LeaseWait(2.0, "a")
+    assert isinstance(follower.on_lease(lease, 1059.9, WALL), Write)
 
 
 def test_taking_over_counts_a_transition_and_keeps_what_others_put_there() -> None:
@@ -63,8 +63,8 @@ def test_taking_over_counts_a_transition_and_keeps_what_others_put_there() -> No
     lease["metadata"]["labels"] = {"team": "x"}
     lease["spec"]["strategy"] = "OldestEmulationVersion"
     follower = candidate("b")
-    follower.saw(lease, 5.0, WALL)
-    taken = stored(follower.saw(lease, 15.0, WALL))
+    follower.on_lease(lease, 5.0, WALL)
+    taken = stored(follower.on_lease(lease, 15.0, WALL))
     assert taken["spec"]["holderIdentity"] == "b"
     assert taken["spec"]["leaseTransitions"] == 1
     assert taken["spec"]["strategy"] == "OldestEmulationVersion"
@@ -73,7 +73,7 @@ def test_taking_over_counts_a_transition_and_keeps_what_others_put_there() -> No
 
 def test_a_renewal_keeps_the_time_of_taking() -> None:
     election, lease = led("a", 0.0)
-    step = election.saw(lease, 2.0, WALL + dt.timedelta(seconds=2))
+    step = election.on_lease(lease, 2.0, WALL + dt.timedelta(seconds=2))
     assert isinstance(step, Write)
     assert step.body["spec"]["acquireTime"] == "2026-01-02T03:04:05.678901Z"
     assert step.body["spec"]["renewTime"] == "2026-01-02T03:04:07.678901Z"
@@ -82,7 +82,7 @@ def test_a_renewal_keeps_the_time_of_taking() -> None:
 
 def test_a_leader_that_does_not_renew_stops_before_followers_may_start() -> None:
     election, lease = led("a", 0.0)
-    election.wrote(stored(election.saw(lease, 2.0, WALL)), 2.0)
+    election.on_written(stored(election.on_lease(lease, 2.0, WALL)), 2.0)
     assert election.stop_at() == 9.0
     assert election.overdue(8.99) is None
     assert election.overdue(9.0) == LeaseLost("not renewed for 7 s")
@@ -93,14 +93,14 @@ def test_a_leader_that_does_not_renew_stops_before_followers_may_start() -> None
 def test_a_leader_that_sees_another_name_stops() -> None:
     election, lease = led("a", 0.0)
     lease["spec"]["holderIdentity"] = "b"
-    assert election.saw(lease, 1.0, WALL) == LeaseLost("the Lease is held by b")
+    assert election.on_lease(lease, 1.0, WALL) == LeaseLost("the Lease is held by b")
     assert not election.leading
 
 
 def test_a_leader_whose_lease_was_deleted_stops_and_then_takes_part_again() -> None:
     election, _ = led("a", 0.0)
-    assert election.saw(None, 1.0, WALL) == LeaseLost("the Lease is held by nobody")
-    assert isinstance(election.saw(None, 1.1, WALL), Write)
+    assert election.on_lease(None, 1.0, WALL) == LeaseLost("the Lease is held by nobody")
+    assert isinstance(election.on_lease(None, 1.1, WALL), Write)
 
 
 def test_a_released_lease_is_taken_at_once() -> None:
@@ -110,7 +110,7 @@ def test_a_released_lease_is_taken_at_once() -> None:
     assert given["spec"]["holderIdentity"] == ""
     assert given["metadata"]["resourceVersion"] == "1"
     assert not election.leading
-    assert isinstance(candidate("b").saw(given, 1.0, WALL), Write)
+    assert isinstance(candidate("b").on_lease(given, 1.0, WALL), Write)
 
 
 def test_nobody_releases_what_is_anothers() -> None:
@@ -121,8 +121,8 @@ def test_nobody_releases_what_is_anothers() -> None:
 
 
 def test_a_lease_that_says_nothing_is_free() -> None:
-    assert isinstance(candidate().saw({"metadata": {"name": "lock", "resourceVersion": "3"}}, 0.0, WALL), Write)
-    assert isinstance(candidate().saw({"metadata": {}, "spec": {"holderIdentity": None}}, 0.0, WALL), Write)
+    assert isinstance(candidate().on_lease({"metadata": {"name": "lock", "resourceVersion": "3"}}, 0.0, WALL), Write)
+    assert isinstance(candidate().on_lease({"metadata": {}, "spec": {"holderIdentity": None}}, 0.0, WALL), Write)
 
 
 @pytest.mark.parametrize("times", [{"renew_s": 9.5}, {"retry_s": 7.0}, {"retry_s": 0.0}, {"lease_s": 7}])
@@ -151,12 +151,12 @@ def test_never_two_at_work_whatever_is_lost_and_however_clocks_differ() -> None:
             if draw.random() < 0.15:  # away, or hanging
                 pause = draw.uniform(0, 15)
             elif draw.random() > 0.2:  # the request reached the server
-                step = election.saw(copy.deepcopy(lease), local, WALL + dt.timedelta(seconds=now))
+                step = election.on_lease(copy.deepcopy(lease), local, WALL + dt.timedelta(seconds=now))
                 if isinstance(step, Write):
                     version += 1
                     lease = stored(step, version)
                     if draw.random() > 0.2:  # and its answer came back
-                        election.wrote(copy.deepcopy(lease), local)
+                        election.on_written(copy.deepcopy(lease), local)
                 elif isinstance(step, LeaseWait):
                     pause = step.seconds
             turns[number] = now + pause

@@ -66,7 +66,7 @@ async def test_one_that_is_lost_is_named_and_not_made_again() -> None:
     assert AT not in api.objects
     store_master(api, 2)
     assert await one.generations(AGAIN_S) == {2: MASTERS[2]}
-    assert one.trouble is None
+    assert one.problem is None
 
 
 async def test_who_knows_it_puts_it_back_as_it_was() -> None:
@@ -92,8 +92,8 @@ async def test_what_is_no_master_is_said_and_what_was_known_goes_on(more: dict[s
     await one.generations(0.0)
     store_master(api, 1, **more)
     assert await one.generations(LOOK_S) == {1: MASTERS[1]}
-    assert one.trouble is not None
-    assert "no generation" in str(one.trouble)
+    assert one.problem is not None
+    assert "no generation" in str(one.problem)
 
 
 async def test_an_empty_one_is_no_master() -> None:

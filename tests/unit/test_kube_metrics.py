@@ -45,7 +45,7 @@ def test_gauges_errors_events_and_the_build() -> None:
     metrics.waiting.inc()
     metrics.errors("ApiError")
     metrics.event_dropped(2)
-    metrics.watched("Pod", "added")
+    metrics.on_watched("Pod", "added")
     seen = samples(metrics)
     assert seen["xpyd_operator_tasks", ()] == 3
     assert seen["xpyd_operator_leader", ()] == 1

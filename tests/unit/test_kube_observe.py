@@ -12,8 +12,8 @@ from kube_documents import UID, pod
 
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.facts import facts
-from xpyd_operator.kube.observe import LOST_S, Told, front, instances
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.kube.observe import LOST_S, RouterAnswers, front, instances
+from xpyd_operator.plan.absent import Breakage
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -46,8 +46,8 @@ def looping(restarts: int, ran_s: float = 20) -> Body:
     return {"restartCount": restarts, "state": state, "lastState": {"terminated": ended}}
 
 
-def one(body: Body, told: Told | None = None, now: float = NOW) -> Instance:
-    found = instances(SERVICE, UID, [Entry("Pod", body)], told or Told(), now)
+def one(body: Body, told: RouterAnswers | None = None, now: float = NOW) -> Instance:
+    found = instances(SERVICE, UID, [Entry("Pod", body)], told or RouterAnswers(), now)
     assert len(found) == 1
     return found[0]
 
@@ -102,7 +102,7 @@ def test_pods_of_others_keep_their_ordinal_and_count_for_nothing() -> None:
     unlabelled["metadata"]["labels"][labels.ROLE] = "chief"
     ending = pod(4, owner="another", deletionTimestamp=text(-20))
     entries = [Entry("Pod", each) for each in (ending, theirs, unlabelled, mine)]
-    found = instances(SERVICE, UID, entries, Told(), NOW, taken=["qwen-e7", "other-e1"])
+    found = instances(SERVICE, UID, entries, RouterAnswers(), NOW, taken=["qwen-e7", "other-e1"])
     assert [(each.ordinal, each.phase is Phase.LOST, each.absent.reason if each.absent else "") for each in found] == [
         (0, False, ""), (1, True, "NameTaken"), (2, True, "Unrecognized"), (4, True, ""), (7, True, "NameTaken")]
 
@@ -111,7 +111,7 @@ def test_pods_of_routers_are_no_instances() -> None:
     router = pod(0, labelled={labels.COMPONENT: labels.ROUTERS})
     odd = pod(1)
     odd["metadata"]["name"] = "qwen-router-abc"
-    assert instances(SERVICE, UID, [Entry("Pod", router), Entry("Pod", odd)], Told(), NOW) == ()
+    assert instances(SERVICE, UID, [Entry("Pod", router), Entry("Pod", odd)], RouterAnswers(), NOW) == ()
 
 
 def told_of(number: int, role: Role = Role.DECODE, *, state: State = State.READY, fingerprint: str = "f",
@@ -122,8 +122,8 @@ def told_of(number: int, role: Role = Role.DECODE, *, state: State = State.READY
         load=Load(running=load, waiting=1, transfers=2), drained=False, in_flight=0, beat_age_s=1.0, suspended=suspended)
 
 
-def told(*known: FleetInstance, settled: tuple[str, ...] = ("qwen-e1",)) -> Told:
-    return Told(Fleet(SERVICE, "qwen-e1", 10.0, settled=True, instances=known), frozenset(settled))
+def told(*known: FleetInstance, settled: tuple[str, ...] = ("qwen-e1",)) -> RouterAnswers:
+    return RouterAnswers(Fleet(SERVICE, "qwen-e1", 10.0, settled=True, instances=known), frozenset(settled))
 
 
 def test_load_fingerprint_and_labels() -> None:
@@ -151,7 +151,7 @@ P, D = told_of(0, Role.PREFILL), told_of(1)
     ([], told(P, D), True, "NoRouter"),
     ([pod(1, deletionTimestamp=text(-20))], told(P, D), True, "NoRouter"),
     ([pod(1, status=status())], told(P, D), True, "RouterNotReady"),
-    ([pod(1)], Told(), True, "RouterNotSettled"),
+    ([pod(1)], RouterAnswers(), True, "RouterNotSettled"),
     ([pod(1)], told(P, D, settled=("qwen-e2",)), True, "RouterNotSettled"),
     ([pod(1)], told(P), True, "NoDecode"),
     ([pod(1)], told(P, told_of(1, state=State.STARTING)), True, "NoDecode"),
@@ -161,7 +161,7 @@ P, D = told_of(0, Role.PREFILL), told_of(1)
     ([pod(1)], told(told_of(0, Role.PREFILL, fingerprint="other"), D), True, "NoPair"),
     ([pod(1)], told(told_of(0, Role.PREFILL, fingerprint="other"), P, D), True, "Serving"),
 ])
-def test_front(pods: list[Body], fleet: Told, prefill: bool, reason: str) -> None:
+def test_front(pods: list[Body], fleet: RouterAnswers, prefill: bool, reason: str) -> None:
     found = front([facts(each) for each in pods], fleet, prefill=prefill)
     assert (found.reason if found is not None else "Serving") == reason
     assert found is None or found.message
@@ -176,7 +176,7 @@ def test_front_says_what_is_suspended() -> None:
 def test_a_thousand_pods_are_seen_fast() -> None:
     cache = WatchCache()
     for number in range(1000):
-        cache.seen("Pod", pod(number, "prefill" if number % 3 else "decode"))
+        cache.on_seen("Pod", pod(number, "prefill" if number % 3 else "decode"))
     fleet = told(*(told_of(number, load=number % 7) for number in range(1000)))
     best = float("inf")
     for _ in range(5):
@@ -190,6 +190,6 @@ def test_a_thousand_pods_are_seen_fast() -> None:
 
 def test_clients_do_not_reach_a_service_whose_name_is_somebody_elses() -> None:
     found = front([], told(), prefill=True, taken="Service qwen")
-    assert isinstance(found, Broken)
+    assert isinstance(found, Breakage)
     assert found.reason == "NameTaken"
     assert "Service qwen" in found.message

@@ -9,11 +9,11 @@ import pytest
 from kube_documents import UID, pod
 
 from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.observe import Told, instances
-from xpyd_operator.kube.outdated import OLD_S, outdated
+from xpyd_operator.kube.observe import RouterAnswers, instances
+from xpyd_operator.kube.outdated import OLD_S, mark_outdated
 from xpyd_operator.plan.actions import Create, Drain, Remove
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import OUTDATED, Instance, Observed, Phase
+from xpyd_operator.plan.desired import DesiredService, Revision, RoleTarget
+from xpyd_operator.plan.observed import OUTDATED, Instance, ObservedService, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
@@ -44,7 +44,7 @@ def made(image: str, state: Body, *, age_s: float = OLD_S + 1, container: str = 
 
 
 def one(entry: Entry) -> Instance:
-    (found,) = outdated(instances(ServiceName("qwen"), UID, [entry], Told(), NOW), [entry], NEW, NOW)
+    (found,) = mark_outdated(instances(ServiceName("qwen"), UID, [entry], RouterAnswers(), NOW), [entry], NEW, NOW)
     return found
 
 
@@ -59,8 +59,8 @@ def test_one_that_cannot_begin_with_the_image_of_another_release_is_made_anew(co
     assert OLD in found.absent.message
     assert NEW in found.absent.message
     target = RoleTarget(1, Revision("r1"))
-    desired = Desired(service=ServiceName("qwen"), prefill=RoleTarget(0, Revision("r1")), decode=target, router=None)
-    plan = step(desired, Observed((found,)), NOW)
+    desired = DesiredService(service=ServiceName("qwen"), prefill=RoleTarget(0, Revision("r1")), decode=target, router=None)
+    plan = step(desired, ObservedService((found,)), NOW)
     assert [each for each in plan.actions if isinstance(each, Remove)] == [
         Remove(found.name, f"it will never run again: {OUTDATED}")]
 
@@ -75,8 +75,8 @@ def test_one_that_cannot_begin_with_the_image_of_another_release_is_made_anew(co
     made(OLD, LOOPS, container="sidecar", last={"terminated": {"exitCode": 1}}),
 ], ids=["the image of now", "nothing is wrong", "it runs", "young", "a container of the user", "its engine runs", "it ran"])
 def test_all_others_are_left_alone(entry: Entry) -> None:
-    before = instances(ServiceName("qwen"), UID, [entry], Told(), NOW)
-    assert outdated(before, [entry], NEW, NOW) == before
+    before = instances(ServiceName("qwen"), UID, [entry], RouterAnswers(), NOW)
+    assert mark_outdated(before, [entry], NEW, NOW) == before
 
 
 def serving(ordinal: int, role: str, image: str) -> Entry:
@@ -85,9 +85,9 @@ def serving(ordinal: int, role: str, image: str) -> Entry:
     return Entry("Pod", body)
 
 
-def told(**prints: str) -> Told:
+def told(**prints: str) -> RouterAnswers:
     """What a router says of the fingerprints of ``e0``, ``e1`` …"""
-    return Told(Fleet(ServiceName("qwen"), "r", 9.0, settled=True, instances=tuple(
+    return RouterAnswers(Fleet(ServiceName("qwen"), "r", 9.0, settled=True, instances=tuple(
         FleetInstance(InstanceName(f"qwen-{name}"), Role.PREFILL if name == "e0" else Role.DECODE, 1, State.READY,
                       Incarnation("i"), Fingerprint(found), (), (), "m", Load(), drained=False, in_flight=0, beat_age_s=0.1)
         for name, found in prints.items())))
@@ -97,14 +97,15 @@ def test_those_that_cannot_pair_with_a_pod_of_the_new_release_count_as_of_anothe
     """Prefill was made anew since the upgrade; decode serves on, is joined by one of its new kind, and goes then."""
     pods = [serving(0, "prefill", NEW), serving(1, "decode", OLD)]
     seen = instances(ServiceName("qwen"), UID, pods, told(e0="new", e1="old"), NOW)
-    found = outdated(seen, pods, NEW, NOW)
+    found = mark_outdated(seen, pods, NEW, NOW)
     assert [each.revision for each in found] == ["r1", "r1-before"]
     target = RoleTarget(1, Revision("r1"))
-    wish = Desired(service=ServiceName("qwen"), prefill=target, decode=target, router=None, max_sidecars=8)
-    kinds = [(type(each).__name__, each.instance) for each in step(wish, Observed(found, fleet_known=True), NOW).actions
+    wish = DesiredService(service=ServiceName("qwen"), prefill=target, decode=target, router=None, max_sidecars=8)
+    plan = step(wish, ObservedService(found, fleet_known=True), NOW)
+    kinds = [(type(each).__name__, each.instance) for each in plan.actions
              if isinstance(each, Create | Drain | Remove)]
     assert kinds == [("Create", "qwen-e2")]
-    assert outdated(found[:1], pods, NEW, NOW) == found[:1]
+    assert mark_outdated(found[:1], pods, NEW, NOW) == found[:1]
 
 
 @pytest.mark.parametrize(("images", "prints"), [
@@ -117,4 +118,4 @@ def test_those_that_cannot_pair_with_a_pod_of_the_new_release_count_as_of_anothe
 def test_an_upgrade_alone_changes_no_revision(images: tuple[str, str], prints: dict[str, str]) -> None:
     pods = [serving(0, "prefill", images[0]), serving(1, "decode", images[1])]
     seen = instances(ServiceName("qwen"), UID, pods, told(**prints), NOW)
-    assert outdated(seen, pods, NEW, NOW) == seen
+    assert mark_outdated(seen, pods, NEW, NOW) == seen

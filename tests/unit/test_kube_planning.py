@@ -22,7 +22,7 @@ from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.gateways import Gateways
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.shared import SharedParts
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.desired import Revision
@@ -41,16 +41,16 @@ class World:
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
         self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
         self.said: list[tuple[str, str]] = []
-        self.events.say = self._say  # type: ignore[method-assign]
+        self.events.emit = self._say  # type: ignore[method-assign]
         gangs, topology = Gangs(self.api, settings), Topology(self.api)  # type: ignore[arg-type]
-        shared = Shared(  # type: ignore[arg-type]
+        shared = SharedParts(  # type: ignore[arg-type]
             self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
             gangs, topology, Gateways(self.api, self.cache, (), lambda *_: None), self.metrics)
         body = document(
             prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
             limits={"maxInstances": 9},
             planner={"mode": mode, "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "30s"})
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body))
+        self.cache.on_seen(OWNER_KIND, self.api.put(OWNER_KIND, body))
         entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
         assert entry is not None
         self.backend = KubeBackend(shared, entry)
@@ -108,7 +108,7 @@ async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aio
 async def test_a_round_that_went_to_zero_is_not_overruled_by_an_older_plan(session: aiohttp.ClientSession) -> None:
     world = World(session, "auto")
     world.traffic.rate = 20.0
-    world.backend._planner._zero.tend = AsyncMock(return_value=True)  # type: ignore[method-assign]
+    world.backend._planner._zero.scale = AsyncMock(return_value=True)  # type: ignore[method-assign]
     for _ in range(6):
         await world.interval()
     assert world.decisions() == ""
@@ -136,7 +136,7 @@ async def test_a_suspended_service_is_not_planned_and_the_planner_begins_anew(se
 
     def set_suspend(to: bool) -> None:
         metadata = body["metadata"] | {"generation": 2 + (not to)}
-        world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {
+        world.cache.on_seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {
             "metadata": metadata, "spec": body["spec"] | {"suspend": to}}))
     set_suspend(to=True)
     world.traffic.rate = 20.0
@@ -209,7 +209,7 @@ def test_cold_starts_are_learned() -> None:
     planning = Planning()
     name = InstanceName("qwen-e0")
     for at, phase in ((0.0, Phase.STARTING), (40.0, Phase.STARTING), (90.0, Phase.READY)):
-        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+        planning.observe(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
     assert planning._cold_s == 90.0
 
 
@@ -223,7 +223,7 @@ def test_a_forecast_reaches_as_far_as_a_cold_start_takes() -> None:
         nonlocal now
         now += INTERVAL_S
         traffic.go_on(now)
-        planning.look(traffic.fleet(), (), now)
+        planning.observe(traffic.fleet(), (), now)
         said = planning.conclude(one, {"r0": traffic.fleet()}, (1, 1), now)
         return said.sentence if said is not None else ""
 
@@ -231,5 +231,5 @@ def test_a_forecast_reaches_as_far_as_a_cold_start_takes() -> None:
     assert " in 180 s" in sentence(), "none was seen yet"
     name = InstanceName("qwen-e0")
     for at, phase in ((0.0, Phase.STARTING), (60.0, Phase.READY)):
-        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+        planning.observe(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
     assert " in 60 s" in sentence()

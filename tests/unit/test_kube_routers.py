@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.observe import Told, front
+from xpyd_operator.kube.observe import RouterAnswers, front
 from xpyd_operator.kube.routers import absent_routers, first_words
 from xpyd_operator.plan.absent import Absence
 
@@ -44,7 +44,7 @@ def seen(*pods: Body, made: Body | None = None) -> tuple[Absence, ...]:
 
 def told(*pods: Body, away: tuple[Absence, ...] | None) -> tuple[str, str]:
     routers: list[Facts] = [facts(each) for each in pods]
-    found = front(routers, Told(), prefill=True, away=away)
+    found = front(routers, RouterAnswers(), prefill=True, away=away)
     assert found is not None
     return found.reason, found.message
 
@@ -88,7 +88,7 @@ def test_a_pod_that_has_ended_for_good_is_nobodys_trouble() -> None:
 
 def test_a_router_that_is_up_and_waits_for_engines_is_no_trouble() -> None:
     away = seen(pod("a"), made=deployment())
-    assert [(each.reason, each.person, each.soon) for each in away] == [("RouterNotReady", False, True)]
+    assert [(each.reason, each.person, each.ends_soon) for each in away] == [("RouterNotReady", False, True)]
     reason, words = told(pod("a"), away=away)
     assert reason == "RouterNotReady"
     assert words.startswith(f"no router is ready: {NAME}-a: container router of pod {NAME}-a is up, and is ready once")

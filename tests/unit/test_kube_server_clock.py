@@ -25,12 +25,12 @@ class Stage:
         self.now += there_s
         date = formatdate(int(self.now + self.ahead_s), usegmt=True)
         self.now += back_s
-        self.clock.answered(date, asked)
+        self.clock.on_answer(date, asked)
 
 
 def test_before_an_answer_and_between_clocks_that_agree_ours_is_the_servers() -> None:
     stage = Stage(0.0)
-    assert stage.clock.now() == BEGAN
+    assert stage.clock.time() == BEGAN
     for _ in range(50):
         stage.now += 0.37
         stage.ask()
@@ -64,7 +64,7 @@ def test_a_clock_that_is_set_is_followed() -> None:
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sun, 99 Nov 2026 18:35:29 GMT"])
 def test_what_is_no_date_says_nothing(date: str | None) -> None:
     stage = Stage(60.0)
-    stage.clock.answered(date, stage.now)
+    stage.clock.on_answer(date, stage.now)
     assert stage.clock.ahead_s == 0.0
 
 

@@ -29,21 +29,21 @@ class World:
     def write(self, name: str = "qwen", *, wake: bool = True, **metadata: Any) -> None:
         body = document(name)
         body["metadata"] |= {"uid": f"uid-of-{name}"} | metadata
-        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body))
+        self.cache.on_seen(OWNER_KIND, self.api.put(OWNER_KIND, body))
         if wake:
             self.services.wake("team-a", name)
 
     def remove(self, name: str = "qwen") -> None:
         body = self.api.objects.pop((OWNER_KIND, "team-a", name))
         gone = body | {"metadata": body["metadata"] | {"resourceVersion": "10000000"}}
-        self.cache.gone(OWNER_KIND, gone)
+        self.cache.on_deleted(OWNER_KIND, gone)
         self.services.wake("team-a", name)
 
     def collect(self, kind: str) -> None:
         """As the garbage collector, once all of this kind have ended."""
         for at in [at for at in self.api.objects if at[0] == kind]:
             body = self.api.objects.pop(at)
-            self.cache.gone(kind, body)
+            self.cache.on_deleted(kind, body)
             self.services.wake("team-a", body["metadata"]["labels"][SERVICE])
 
     def left(self) -> set[tuple[str, str]]:
@@ -185,7 +185,7 @@ async def test_a_refused_document_is_no_storm_of_rounds_or_words(caplog: pytest.
     world = World(resync_s=0.05)
     async with world.running():
         body = document(decode={"replicas": -1})
-        world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body))
+        world.cache.on_seen(OWNER_KIND, world.api.put(OWNER_KIND, body))
         world.services.wake("team-a", "qwen")
         await wait(lambda: world.rounds("refused") >= 5)
     assert len([each for each in caplog.records if "team-a/qwen" in each.getMessage()]) == 1

@@ -11,8 +11,8 @@ from plan_world import World, desired
 
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.status import pool_status, service_status, service_wide, stalled, unplanned
-from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.kube.status import pool_status, service_status, service_wide, stalled_conditions, unplanned_status
+from xpyd_operator.plan.absent import Breakage, Waiting
 from xpyd_operator.plan.round import think
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
@@ -27,17 +27,17 @@ REFUSED = Condition(type="Valid", status="False", reason="Invalid", message="spe
 
 
 def test_it_is_not_there_while_things_move() -> None:
-    assert stalled((READY, MOVES), VALID) == ()
-    assert stalled((), Condition(type="Valid", status="Unknown", reason="NotReached")) == ()
+    assert stalled_conditions((READY, MOVES), VALID) == ()
+    assert stalled_conditions((), Condition(type="Valid", status="Unknown", reason="NotReached")) == ()
 
 
 def test_a_refused_document_stalls_although_the_last_one_serves() -> None:
-    said, = stalled((READY, MOVES), REFUSED)
+    said, = stalled_conditions((READY, MOVES), REFUSED)
     assert (said.type, said.status, said.reason, said.message) == ("Stalled", "True", "Invalid", "spec.decode: …")
 
 
 def test_what_waits_for_a_person_stalls() -> None:
-    said, = stalled((READY, STUCK), VALID)
+    said, = stalled_conditions((READY, STUCK), VALID)
     assert (said.status, said.reason, said.message) == ("True", "Stuck", "in trouble: qwen-e1")
 
 
@@ -61,10 +61,10 @@ EARLIER = ServiceStatus(conditions=(Condition(type="Ready", status="False", reas
 
 
 def test_a_service_without_a_key_stays_as_ready_as_it_was() -> None:
-    why = Broken("MasterLost", "it is gone")
-    assert said(unplanned(FOLLOWED, why)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
-                                              "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
-    assert said(unplanned(ServiceStatus(), why))["Ready"] == ("False", "MasterLost")
+    why = Breakage("MasterLost", "it is gone")
+    assert said(unplanned_status(FOLLOWED, why)) == {"Ready": ("True", "AllReady"), "Valid": ("True", "Valid"),
+                                                     "Degraded": ("True", "MasterLost"), "Stalled": ("True", "MasterLost")}
+    assert said(unplanned_status(ServiceStatus(), why))["Ready"] == ("False", "MasterLost")
 
 
 @pytest.mark.parametrize(("before", "ready"), [
@@ -73,14 +73,14 @@ def test_a_refused_document_takes_nothing_from_what_runs_and_gives_its_reason_to
     before: ServiceStatus, ready: tuple[str, str],
 ) -> None:
     """Also after a document before it was refused for something else."""
-    status = unplanned(before, Broken(WRONG.reason, WRONG.message), WRONG)
+    status = unplanned_status(before, Breakage(WRONG.reason, WRONG.message), WRONG)
     assert said(status) == {"Ready": ready, "Valid": ("False", "Invalid"), "Stalled": ("True", "Invalid")}
     assert not any("spec.old" in each.message for each in status.conditions)
 
 
 def test_what_cannot_be_told_at_present_is_not_stalled() -> None:
     unknown = Condition(type="Valid", status="Unknown", reason="NotReached", message="away")
-    found = said(unplanned(EARLIER, Waiting("NotReached", "away"), unknown))
+    found = said(unplanned_status(EARLIER, Waiting("NotReached", "away"), unknown))
     assert found == {"Ready": ("False", "NotReached"), "Valid": ("Unknown", "NotReached")}
 
 

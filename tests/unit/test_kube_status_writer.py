@@ -13,7 +13,7 @@ from memory_api import merged
 from xpyd_operator.api.status import Condition, RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import Entry, WatchCache
-from xpyd_operator.kube.status_writer import GAP_S, StatusWriter, difference, read, stamped, turned
+from xpyd_operator.kube.status_writer import GAP_S, StatusWriter, difference, has_turned, read, stamp_status
 
 Body = dict[str, Any]
 LOOPS = ("virtual",)
@@ -38,14 +38,14 @@ def test_the_patch_makes_one_of_the_other_and_is_empty_between_equals(live: Body
 
 
 def test_a_condition_keeps_its_time_until_it_turns() -> None:
-    first = stamped(ServiceStatus(conditions=(ready(False, "1 of 2"),)), ServiceStatus(), 3, EARLY)
+    first = stamp_status(ServiceStatus(conditions=(ready(False, "1 of 2"),)), ServiceStatus(), 3, EARLY)
     assert first.conditions[0].last_transition_time == EARLY
-    same = stamped(ServiceStatus(conditions=(ready(False, "2 of 2"),)), first, 3, LATE)
+    same = stamp_status(ServiceStatus(conditions=(ready(False, "2 of 2"),)), first, 3, LATE)
     assert (same.conditions[0].last_transition_time, same.conditions[0].message) == (EARLY, "2 of 2")
-    assert not turned(same, first)
-    other = stamped(ServiceStatus(conditions=(ready(True),)), same, 4, LATE)
+    assert not has_turned(same, first)
+    other = stamp_status(ServiceStatus(conditions=(ready(True),)), same, 4, LATE)
     assert (other.conditions[0].last_transition_time, other.conditions[0].observed_generation) == (LATE, 4)
-    assert turned(other, same)
+    assert has_turned(other, same)
 
 
 def test_what_the_server_fills_in_is_no_difference() -> None:
@@ -76,7 +76,7 @@ class Server:
     def _seen(self) -> Body:
         self.version += 1
         self.body = self.body | {"metadata": self.body["metadata"] | {"resourceVersion": str(self.version)}}
-        self.cache.seen("DisaggService", self.body)
+        self.cache.on_seen("DisaggService", self.body)
         return self.body
 
     async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:

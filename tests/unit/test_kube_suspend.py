@@ -51,7 +51,7 @@ async def test_pods_go_all_else_stays_and_it_comes_back_with_the_counts_of_its_p
     world.write(decode=scaled)
     await settle(world)
     pool = world.api.objects["DisaggPool", "team-a", "qwen-decode"]
-    world.cache.seen("DisaggPool", world.api.put("DisaggPool", pool | {"spec": pool["spec"] | {"replicas": 3}}))
+    world.cache.on_seen("DisaggPool", world.api.put("DisaggPool", pool | {"spec": pool["spec"] | {"replicas": 3}}))
     await settle(world)
     assert len(world.named("Pod")) == 4
     before = stays(world)
@@ -85,7 +85,7 @@ async def test_a_service_that_begins_suspended_has_pools_with_the_counts_of_its_
 
 def router(world: MemoryWorld, **metadata: Any) -> None:
     labels = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["metadata"]["labels"]
-    world.cache.seen("Pod", world.api.put("Pod", {
+    world.cache.on_seen("Pod", world.api.put("Pod", {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "qwen-router-x", "namespace": "team-a", "labels": labels},
         "status": {"phase": "Running", "podIP": ""}}))
 
@@ -103,7 +103,7 @@ async def test_routers_of_their_own_end_before_the_engines_that_they_have_stream
     assert not [each for each in pods if "deletionTimestamp" in each]
     assert "qwen-router-x" in world.condition("Progressing")["message"]
     pod = world.api.objects.pop(("Pod", "team-a", "qwen-router-x"))
-    world.cache.gone("Pod", pod)
+    world.cache.on_deleted("Pod", pod)
     await settle(world)
     assert world.named("Pod") == set()
     assert conditions(world) == RESTS
@@ -158,7 +158,7 @@ async def test_half_a_group_is_not_made_whole(world: MemoryWorld) -> None:
     await world.round()
     router(world)
     body = world.api.objects.pop(("Pod", "team-a", "qwen-e1-0"))
-    world.cache.gone("Pod", body)
+    world.cache.on_deleted("Pod", body)
     world.write(router=APART, decode=several, suspend=True)
     before = world.named("Pod")
     assert "qwen-e1-1" in before

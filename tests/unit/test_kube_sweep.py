@@ -33,10 +33,10 @@ class World:
             self.put(kind, made(name))
 
     def put(self, kind: str, body: Body) -> None:
-        self.cache.seen(kind, self.api.put(kind, body))
+        self.cache.on_seen(kind, self.api.put(kind, body))
 
     def take(self, kind: str, name: str) -> None:
-        self.cache.gone(kind, self.api.objects.pop((kind, "team-a", name)))
+        self.cache.on_deleted(kind, self.api.objects.pop((kind, "team-a", name)))
 
     async def sweep(self) -> set[str]:
         await sweep(self.api, self.cache, *AT)  # type: ignore[arg-type]

@@ -34,12 +34,12 @@ def test_one_that_is_stuck_holds_up_nobody_for_ever() -> None:
 def mixed(cache: WatchCache, uid: str, name: str, *secrets: str) -> None:
     body = document(name)
     body["metadata"]["uid"] = uid
-    cache.seen(OWNER_KIND, body)
+    cache.on_seen(OWNER_KIND, body)
     for ordinal, secret in enumerate(secrets):
         spec: dict[str, Any] = {"containers": [{"name": "main"}], "volumes": [volume(secret)]}
         made = pod(ordinal, owner=uid, labelled={"xpyd.dev/service": name}) | {"spec": spec}
         made["metadata"] |= {"name": f"{name}-e{ordinal}", "uid": f"{name}-{ordinal}"}
-        cache.seen("Pod", made)
+        cache.on_seen("Pod", made)
 
 
 def test_a_service_that_was_begun_before_ends_first() -> None:
@@ -51,7 +51,8 @@ def test_a_service_that_was_begun_before_ends_first() -> None:
     assert not one.take("b", 0.0, 100.0)
     assert one.take("a", 0.0, 100.0)
     one.give_back("a")
-    cache.gone("Pod", {"metadata": {"name": "one-e0", "namespace": "team-a", "uid": "one-0", "resourceVersion": "999"}})
+    cache.on_deleted(
+        "Pod", {"metadata": {"name": "one-e0", "namespace": "team-a", "uid": "one-0", "resourceVersion": "999"}})
     assert not one.take("b", LOOK_S / 2, 100.0), "all pods are gone through once a second"
     assert one.take("b", LOOK_S, 100.0)
 

@@ -18,7 +18,7 @@ def engine(pid: int = 7) -> dict[InstanceName, HungEngine]:
 
 def looks(hangs: Hangs, began: float, seconds: int, pid: int = 7) -> list[tuple[int, HangStep]]:
     return [(second, step) for second in range(seconds)
-            if (step := hangs.look(began + second, engine(pid)).get(NAME)) is not None]
+            if (step := hangs.next_steps(began + second, engine(pid)).get(NAME)) is not None]
 
 
 def test_stacks_come_first_and_the_end_when_a_probe_would_have_failed_for_good() -> None:
@@ -29,7 +29,7 @@ def test_stacks_come_first_and_the_end_when_a_probe_would_have_failed_for_good()
 def test_a_word_for_it_or_a_silent_agent_begins_anew() -> None:
     hangs = Hangs()
     assert looks(hangs, 0.0, 119) == [(0, HangStep.DUMP)]
-    assert hangs.look(119.0, {}) == {}
+    assert hangs.next_steps(119.0, {}) == {}
     assert looks(hangs, 120.0, 120) == [(0, HangStep.DUMP)]
 
 
@@ -44,7 +44,7 @@ def test_nobody_is_ended_who_was_not_said_to_stand_still_all_that_time(said: lis
     hangs, now, since, before = Hangs(), 0.0, None, 0.0
     for passed, hung in said:
         now += passed
-        step = hangs.look(now, engine() if hung else {}).get(NAME)
+        step = hangs.next_steps(now, engine() if hung else {}).get(NAME)
         since = None if not hung else now if since is None or now - before > GAP_S else since
         before = now
         if step is HangStep.END:

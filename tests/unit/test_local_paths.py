@@ -13,13 +13,13 @@ from xpyd_operator.local.paths import ServiceFolder
 
 def test_home_is_xpyd_home_or_the_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XPYD_HOME", str(tmp_path / "x"))
-    assert paths.home() == tmp_path / "x"
+    assert paths.home_folder() == tmp_path / "x"
     monkeypatch.delenv("XPYD_HOME")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert paths.home() == tmp_path / "xpyd"
+    assert paths.home_folder() == tmp_path / "xpyd"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert paths.home() == tmp_path / ".local" / "state" / "xpyd"
+    assert paths.home_folder() == tmp_path / ".local" / "state" / "xpyd"
 
 
 def test_folders_are_private_and_services_are_those_with_a_document(tmp_path: Path) -> None:

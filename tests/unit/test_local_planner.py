@@ -15,7 +15,7 @@ from xpyd_operator.local import store
 from xpyd_operator.local.backend import LocalBackend
 from xpyd_operator.local.observe import Picture
 from xpyd_operator.local.paths import ServiceFolder
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_sidecar.contract.ids import Role
 
 SCALING: dict[str, Any] = {
@@ -38,7 +38,7 @@ def drive(backend: LocalBackend, traffic: Traffic, seconds: int, now: float) -> 
     for _ in range(seconds // 5):
         now += 5.0
         traffic.go_on(now)
-        backend._plan(Picture(Observed(), (), traffic.fleet()), now)
+        backend._plan(Picture(ObservedService(), (), traffic.fleet()), now)
     return now
 
 
@@ -47,14 +47,14 @@ def test_a_load_sets_the_counts_in_mode_auto_alone(tmp_path: Path, mode: str, ac
     backend, traffic = backend_of(tmp_path, mode), Traffic()
     traffic.rate = 20.0
     drive(backend, traffic, 180, 1000.0)
-    desired = backend.blueprint.desired()
+    desired = backend.blueprint.desired_service()
     assert (desired.target(Role.PREFILL).replicas > 1) == acts
-    planned = backend.blueprint.planned()
+    planned = backend.blueprint.planned_counts()
     assert (planned is None) == (mode == "disabled")
     if planned is not None:
         assert planned.sentence.startswith(f"planner ({mode}): ")
     again = LocalBackend(backend.folder, backend.settings, Random(2))
-    assert again.blueprint.desired().shape == desired.shape
+    assert again.blueprint.desired_service().shape == desired.shape
 
 
 def test_a_document_that_cannot_be_read_stops_no_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

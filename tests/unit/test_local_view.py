@@ -13,7 +13,7 @@ from xpyd_operator.local import store
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.view import Viewer, _wanting
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
+from xpyd_operator.plan.observed import Instance, ObservedRouter, ObservedService, ObservedUnit, Phase
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -36,11 +36,11 @@ def viewer(tmp_path: Path) -> Viewer:
 ], ids=["serves", "again", "not yet", "ended"])
 def test_the_state_of_a_router_is_what_was_found(
         viewer: Viewer, unit: ObservedUnit, ready: bool, state: str, problem: str) -> None:
-    found = Observed(router=ObservedRouter(Revision("router1"), unit, ready=ready))
+    found = ObservedService(router=ObservedRouter(Revision("router1"), unit, ready=ready))
     row = viewer._router(think(desired(1, 1), found, 1000.0), "http://127.0.0.1:8000", 1000.0)
     assert row is not None
     assert (row.state, row.ready, row.problem, row.address) == (state, ready, problem, "127.0.0.1:8000")
-    assert viewer._router(think(desired(1, 1), Observed(), 1000.0), "http://x", 1000.0) is None
+    assert viewer._router(think(desired(1, 1), ObservedService(), 1000.0), "http://x", 1000.0) is None
 
 
 def test_what_could_be_better_of_an_instance_that_serves_is_said() -> None:

@@ -10,8 +10,8 @@ from plan_world import World, desired
 from xpyd_operator import loop
 from xpyd_operator.errors import LocalError, NotYet, ServiceGone, XpydError
 from xpyd_operator.plan.actions import Action, Create
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.round import Round
 
 LOOPS = ("virtual",)
@@ -22,7 +22,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.world = World(start_s=1, drain_s=1, stop_s=1)
-        self.want: Desired | Exception = desired(1, 1)
+        self.want: DesiredService | Exception = desired(1, 1)
         self.blind = 0
         self.clumsy = 0
         self.lacks = ""
@@ -40,12 +40,12 @@ class FakeBackend:
         if self.unprepared is not None:
             raise self.unprepared
 
-    async def desired(self) -> Desired:
+    async def desired_service(self) -> DesiredService:
         if isinstance(self.want, Exception):
             raise self.want
         return self.want
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         if self.blind:
             self.blind -= 1
             raise LocalError("cannot look")
@@ -63,7 +63,7 @@ class FakeBackend:
             raise LocalError("cannot act")
         self.world.apply(action)
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         self.rounds.append(round_)
         self.world.advance(1.0)
 

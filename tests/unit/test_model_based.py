@@ -21,8 +21,8 @@ from xpyd_operator.plan import step as planning
 from xpyd_operator.plan import switch as switching
 from xpyd_operator.plan.actions import Create, Drain, Label, Plan, Switch
 from xpyd_operator.plan.canary import Stage
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService, Revision, RoleTarget
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role
 
@@ -91,7 +91,7 @@ class History:
         for pod in world.pods.values():
             pod.load = random.randrange(9)
 
-    def _edited(self) -> Desired:
+    def _edited(self) -> DesiredService:
         random, want = self.random, self.want
         what = random.randrange(7)
         prefill, decode = want.prefill, want.decode
@@ -181,7 +181,7 @@ def law(holds: bool, otherwise: str) -> None:
         raise Broken(otherwise)
 
 
-def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole: bool) -> None:
+def check(world: PodWorld, want: DesiredService, before: Sight, after: Sight, *, whole: bool) -> None:
     """The laws of one round, in which no time passed: every difference was the planner's will."""
     law(len({pod.ordinal for pod in world.pods.values()}) == len(world.pods), "two instances of one ordinal")
     for role in ROLES:
@@ -204,7 +204,7 @@ def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole:
         law(not paired or any(all(pair) for pair in after.groups.values()), "prefill and decode share no fingerprint")
 
 
-def check_switches(want: Desired, seen: Observed, plan: Plan) -> None:
+def check_switches(want: DesiredService, seen: ObservedService, plan: Plan) -> None:
     """Running instances change their role where that serves, and only there."""
     made = {action.instance: action for action in plan.actions if isinstance(action, Switch)}
     there = {one.name: one for one in seen.instances}
@@ -263,7 +263,7 @@ def _same(*_: object, **__: object) -> Stage:
     return Stage.SAME
 
 
-def _restless(_: object, observed: Observed, *__: object) -> list[Label]:
+def _restless(_: object, observed: ObservedService, *__: object) -> list[Label]:
     return [Label(one.name, not one.roster, False) for one in observed.instances[:1] if not one.leaving]
 
 
@@ -278,8 +278,9 @@ def _any_ordinal(_: object) -> Iterator[int]:
 BREAKS: dict[str, tuple[tuple[tuple[object, str, Callable[..., object]], ...], str]] = {
     "drains below what is asked for": (((rollout, "_room", _all), (rollout, "_replaced", _all)), "serve, not fewer than"),
     "knows no surge": (((planning, "missing", _no_surge),), "exist, at most"),
-    "leaves one role of a fingerprint": (((balance, "kept", _nothing),), r" of \("),
-    "takes every revision for the same KV": (((rollout, "stage", _same), (balance, "kept", _nothing)), r" of \("),
+    "leaves one role of a fingerprint": (((balance, "reasons_to_keep", _nothing),), r" of \("),
+    "takes every revision for the same KV": (
+        ((rollout, "stage", _same), (balance, "reasons_to_keep", _nothing)), r" of \("),
     "drains the last router": (((routers, "last_router", _nobody),), "last router"),
     "never rests": (((routers, "label", _restless),), "done twice|no rest|routes"),
     "drains and makes what could switch": (

@@ -6,7 +6,7 @@ import pytest
 from pod_world import ONE_BY_ONE, wish
 
 from xpyd_operator.api.operation import Rollout
-from xpyd_operator.plan.balance import group, kept, lead, may_go_blank, rank
+from xpyd_operator.plan.balance import group, lead, may_go_blank, rank, reasons_to_keep
 from xpyd_operator.plan.canary import RoleView, view
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_sidecar.contract.ids import Role
@@ -51,22 +51,23 @@ def test_a_group_keeps_both_roles_or_goes_as_a_whole(
     prefill: str, decode: str, leaves: tuple[int, int], stays: list[str]
 ) -> None:
     views = both(prefill, decode)
-    assert sorted(kept(*views, going(views, *leaves))) == stays
+    assert sorted(reasons_to_keep(*views, going(views, *leaves))) == stays
 
 
 def test_the_reason_names_what_would_be_alone() -> None:
     views = both("aB", "aaaB")
-    assert kept(*views, going(views, 1, 1)) == {"q-prefill0": "it is the last prefill of a, of which 2 decode serve"}
+    words = "it is the last prefill of a, of which 2 decode serve"
+    assert reasons_to_keep(*views, going(views, 1, 1)) == {"q-prefill0": words}
 
 
 def test_without_prefill_wanted_nobody_is_kept() -> None:
     views = both("a", "aaB", (0, 3))
-    assert kept(*views, going(views, 1, 1)) == {}
+    assert reasons_to_keep(*views, going(views, 1, 1)) == {}
 
 
 def test_without_surge_the_only_one_may_go() -> None:
     views = both("a", "aa", rollout=Rollout(max_surge=0, max_unavailable=1))
-    assert kept(*views, going(views, 1, 0)) == {}
+    assert reasons_to_keep(*views, going(views, 1, 0)) == {}
 
 
 def test_groups_that_cannot_pair_go_first_then_small_ones() -> None:

@@ -6,9 +6,9 @@ import pytest
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.operation import Rollout
-from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
+from xpyd_operator.plan.absent import UNPLACED, Breakage, Waiting
 from xpyd_operator.plan.canary import Stage, stage, view
-from xpyd_operator.plan.desired import STARTUP_S, Desired
+from xpyd_operator.plan.desired import STARTUP_S, DesiredService
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.plan.status import is_true, status
 from xpyd_operator.plan.step import step
@@ -18,7 +18,7 @@ WITHOUT_SURGE = Rollout(max_surge=0, max_unavailable=1)
 OTHER = {"r2": "b" * 32}
 
 
-def waits(world: PodWorld, want: Desired) -> list[str]:
+def waits(world: PodWorld, want: DesiredService) -> list[str]:
     return [str(wait) for wait in step(want, world.observe(), world.now).waits]
 
 
@@ -211,7 +211,7 @@ def test_stages_from_fingerprints() -> None:
     def one(ordinal: int, role: Role, revision: str, print_: str, phase: Phase = Phase.READY) -> Instance:
         return Instance(InstanceName(f"q-e{ordinal}"), ordinal, role, revision, phase, fingerprint=print_)  # type: ignore[arg-type]
 
-    def at(*instances: Instance, want: Desired, fleet_known: bool = True) -> Stage:
+    def at(*instances: Instance, want: DesiredService, fleet_known: bool = True) -> Stage:
         prefill, decode = (view(role, want.target(role), instances) for role in Role)
         return stage(decode, prefill, fleet_known=fleet_known)
 
@@ -231,9 +231,9 @@ def test_stages_from_fingerprints() -> None:
 
 def test_what_will_serve_soon() -> None:
     instance = Instance(InstanceName("q-e0"), 0, Role.DECODE, wish(1, 1).decode.revision, Phase.STARTING)
-    assert instance.soon
-    for why, soon in ((Broken("ImagePull", "no"), False), (Waiting("Starting", "no"), True),
+    assert instance.serves_soon
+    for why, soon in ((Breakage("ImagePull", "no"), False), (Waiting("Starting", "no"), True),
                       (Waiting("Starting", "no", late=True), False), (Waiting(UNPLACED, "no", place=True), False),
-                      (Broken("Evicted", "no", replaced=True), True)):
+                      (Breakage("Evicted", "no", replaced=True), True)):
         changed = Instance(instance.name, 0, instance.role, instance.revision, instance.phase, absent=why)
-        assert changed.soon is soon
+        assert changed.serves_soon is soon

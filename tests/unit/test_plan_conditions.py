@@ -11,10 +11,10 @@ from pod_world import PodWorld, wish
 
 from xpyd_operator.api.operation import Rollout
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
-from xpyd_operator.plan.conditions import LONGEST, bounded
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
+from xpyd_operator.plan.conditions import LONGEST, shorten
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract import adapters
 from xpyd_sidecar.contract.adapters import Adapter, AdapterProblem, AdapterReport
@@ -25,7 +25,7 @@ ANSWERS: Absence | None = None
 UNKNOWN = Waiting("NoRouter", "nothing is known of routers")
 
 
-def said(want: Desired, observed: Observed) -> dict[str, Condition]:
+def said(want: DesiredService, observed: ObservedService) -> dict[str, Condition]:
     return {one.type: one for one in think(want, observed, 1000.0).status.conditions}
 
 
@@ -35,8 +35,8 @@ def pod(ordinal: int, role: Role, phase: Phase = Phase.READY, **more: Any) -> In
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, role, revision, phase, **settings)
 
 
-def seen(*instances: Instance, front: Absence | None = ANSWERS, **more: Any) -> Observed:
-    return Observed(instances, front=front, fleet_known=True, **more)
+def seen(*instances: Instance, front: Absence | None = ANSWERS, **more: Any) -> ObservedService:
+    return ObservedService(instances, front=front, fleet_known=True, **more)
 
 
 P, D = pod(0, Role.PREFILL), pod(1, Role.DECODE)
@@ -61,7 +61,7 @@ def test_ready_means_that_a_request_is_answered() -> None:
         (seen(P, pod(1, Role.DECODE, fingerprint="b" * 32)), "Incompatible"),
     ],
 )
-def test_never_ready_before_one_could_be(observed: Observed, reason: str) -> None:
+def test_never_ready_before_one_could_be(observed: ObservedService, reason: str) -> None:
     ready = said(wish(1, 1), observed)["Ready"]
     assert (ready.status, ready.reason) == ("False", reason)
 
@@ -73,9 +73,9 @@ def test_without_prefill_wanted_decode_alone_is_ready() -> None:
 
 
 def test_degraded_names_three_and_counts_the_rest() -> None:
-    why = Broken("ImagePull", "no such image")
+    why = Breakage("ImagePull", "no such image")
     broken = [pod(n, Role.DECODE, Phase.STARTING, absent=why) for n in range(1, 6)]
-    odd = pod(6, Role.DECODE, Phase.CRASHED, absent=Broken("OutOfMemory", "killed at 80Gi"))
+    odd = pod(6, Role.DECODE, Phase.CRASHED, absent=Breakage("OutOfMemory", "killed at 80Gi"))
     degraded = said(wish(1, 6), seen(P, *broken, odd))["Degraded"]
     assert (degraded.status, degraded.reason) == ("True", "ImagePull")
     assert degraded.message == (
@@ -86,7 +86,7 @@ def test_degraded_names_three_and_counts_the_rest() -> None:
 
 def test_what_passes_by_itself_or_leaves_is_not_degraded() -> None:
     passing = pod(1, Role.DECODE, Phase.STARTING, absent=Waiting("Pulling", "the image is pulled"))
-    leaving = pod(2, Role.DECODE, Phase.STOPPING, absent=Broken("ImagePull", "no such image"))
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, absent=Breakage("ImagePull", "no such image"))
     assert said(wish(1, 2), seen(P, passing, leaving))["Degraded"].status == "False"
 
 
@@ -110,7 +110,7 @@ def test_beside_what_is_queued_others_are_told() -> None:
     assert serving["Ready"].message == "1 of 2 decode instances ready; queued: qwen-e2"
     starting = said(wish(1, 2, max_sidecars=0), seen(P, pod(1, Role.DECODE, Phase.STARTING), waiting))
     assert (starting["Ready"].reason, starting["Progressing"].reason) == ("Starting", "Changing")
-    pull = pod(1, Role.DECODE, Phase.STARTING, absent=Broken("ImagePull", "no such image"))
+    pull = pod(1, Role.DECODE, Phase.STARTING, absent=Breakage("ImagePull", "no such image"))
     stuck = said(wish(1, 2, max_sidecars=0), seen(P, pull, waiting))
     assert (stuck["Progressing"].status, stuck["Progressing"].reason) == ("False", "Stuck")
     assert stuck["Degraded"].reason == "ImagePull"
@@ -119,11 +119,11 @@ def test_beside_what_is_queued_others_are_told() -> None:
 
 
 def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
-    lost = pod(2, Role.DECODE, Phase.LOST, absent=Broken("NodeLost", "node n1 is away"))
+    lost = pod(2, Role.DECODE, Phase.LOST, absent=Breakage("NodeLost", "node n1 is away"))
     assert said(wish(1, 1), seen(P, D, lost))["Degraded"].message == "qwen-e2: node n1 is away"
     loop = pod(1, Role.DECODE, Phase.STARTING, platform_crashes=4)
     assert said(wish(1, 1), seen(P, loop))["Degraded"].message == "qwen-e1: it crashed 4 times in a row"
-    refused = seen(P, D, absent=(Broken("TemplateRejected", "spec.containers[0].ports"),))
+    refused = seen(P, D, absent=(Breakage("TemplateRejected", "spec.containers[0].ports"),))
     assert said(wish(1, 1), refused)["Degraded"].reason == "TemplateRejected"
 
 
@@ -160,12 +160,12 @@ def test_links_that_could_be_better_are_said_with_whose_they_are() -> None:
 
 
 def test_messages_are_bounded() -> None:
-    long = Broken("CrashLoop", "x" * 5000)
+    long = Breakage("CrashLoop", "x" * 5000)
     out = said(wish(1, 99), seen(P, *(pod(n, Role.DECODE, Phase.CRASHED, absent=long) for n in range(1, 90))))
     assert all(len(condition.message) <= LONGEST for condition in out.values())
     assert "and 86 more with CrashLoop" in out["Degraded"].message
-    assert len(bounded("y " * 5000)) == LONGEST
-    assert bounded("a\n b") == "a b"
+    assert len(shorten("y " * 5000)) == LONGEST
+    assert shorten("a\n b") == "a b"
 
 
 def test_the_same_state_gives_the_same_bytes_at_any_time() -> None:

@@ -79,7 +79,7 @@ def test_bounds_of_the_roles_always_hold_and_limits_unless_it_says_so(data: st.D
 
 @pytest.mark.parametrize("role", list(Role))
 def test_counts_by_role(role: Role) -> None:
-    assert Counts(1, 2).of(role) == (1 if role is Role.PREFILL else 2)
+    assert Counts(1, 2).count_of(role) == (1 if role is Role.PREFILL else 2)
 
 
 def test_what_is_said_belongs_to_the_role_that_it_holds_back() -> None:

@@ -6,7 +6,7 @@ import msgspec
 from pod_world import PodWorld, wish
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.desired import STARTUP_S, Desired
+from xpyd_operator.plan.desired import STARTUP_S, DesiredService
 from xpyd_operator.plan.disaggregating import is_news
 from xpyd_operator.plan.news import News, news
 from xpyd_operator.plan.round import Round, think
@@ -21,7 +21,7 @@ class Reporter:
         self.before: Round | None = None
         self.told: list[News] = []
 
-    def run(self, want: Desired, rounds: int) -> list[str]:
+    def run(self, want: DesiredService, rounds: int) -> list[str]:
         begin = len(self.told)
         for _ in range(rounds):
             done = think(want, self.world.observe(), self.world.now)

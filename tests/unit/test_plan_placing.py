@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from pod_world import wish
 
-from xpyd_operator.plan.absent import UNPLACED, Broken, Waiting
+from xpyd_operator.plan.absent import UNPLACED, Breakage, Waiting
 from xpyd_operator.plan.actions import Create, Remove
-from xpyd_operator.plan.desired import Desired, Revision
-from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Observed, Phase
+from xpyd_operator.plan.desired import DesiredService, Revision
+from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, ObservedService, Phase
 from xpyd_operator.plan.placing import BOUND_S, HALF_S, MADE_S, PAUSE_S, SPREAD_S, pause_s, turns
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -27,13 +27,13 @@ def one(ordinal: int, unplaced: int = 0, *, since_ago: float = 20.0, parts: int 
     return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, Role.DECODE, Revision("r1"), **(given | more))
 
 
-def groups(prefill: int, decode: int, **more: Any) -> Desired:
+def groups(prefill: int, decode: int, **more: Any) -> DesiredService:
     want = wish(prefill, decode, **more)
     return msgspec.structs.replace(want, decode=msgspec.structs.replace(want.decode, parts=2))
 
 
-def actions(want: Desired, *instances: Instance) -> list[str]:
-    seen = Observed(instances, fleet_known=False)
+def actions(want: DesiredService, *instances: Instance) -> list[str]:
+    seen = ObservedService(instances, fleet_known=False)
     return [str(each) for each in step(want, seen, NOW).actions if isinstance(each, Create | Remove)]
 
 
@@ -47,7 +47,7 @@ def test_while_one_waits_for_a_place_no_other_is_made_and_it_alone_goes_on() -> 
     assert [each.instance for each in gone] == ["qwen-e3", "qwen-e1"], "the one with most places stays"
     assert held == "1 of 2 parts of qwen-e2 find no place"
     assert actions(groups(0, 6), *waiting) == [f"remove {name}: qwen-e2 is placed first" for name in ("qwen-e3", "qwen-e1")]
-    plan = step(groups(0, 6), Observed((one(0), one(2, 1))), NOW)
+    plan = step(groups(0, 6), ObservedService((one(0), one(2, 1))), NOW)
     assert [str(each) for each in plan.waits] == [f"creating 4 more of decode waits: {held}"]
 
 
@@ -101,11 +101,12 @@ def test_two_services_that_give_halves_back_at_once_do_not_try_again_at_once() -
 
 
 def test_one_that_could_not_be_finished_leaves_time_to_others() -> None:
-    late = one(1, phase=Phase.CRASHED, absent=Broken(UNFINISHED, "1 of 2 pods", replaced=True), since_ago=60)
-    plan = step(groups(0, 1), Observed((late,)), NOW)
+    late = one(1, phase=Phase.CRASHED, absent=Breakage(UNFINISHED, "1 of 2 pods", replaced=True), since_ago=60)
+    plan = step(groups(0, 1), ObservedService((late,)), NOW)
     assert plan.actions[0] == Remove(late.name, "it will never run again: Unfinished", pause_s("", NOW))
-    broken = msgspec.structs.replace(late, absent=Broken(BROKEN, "a hole", replaced=True))
-    assert step(groups(0, 1), Observed((broken,)), NOW).actions[0] == Remove(late.name, "it will never run again: Broken")
+    broken = msgspec.structs.replace(late, absent=Breakage(BROKEN, "a hole", replaced=True))
+    gone = Remove(late.name, "it will never run again: Broken")
+    assert step(groups(0, 1), ObservedService((broken,)), NOW).actions[0] == gone
 
 
 def test_an_instance_without_any_place_may_wait_as_long_as_it_takes() -> None:

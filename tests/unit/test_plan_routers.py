@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from pod_world import PodWorld, wish
 
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.routers import label, last_router
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -29,7 +29,7 @@ def decode(ordinal: int, phase: Phase = Phase.READY, flags: str = "", load: int 
 
 def said(*instances: Instance, going: tuple[str, ...] = (), last: str = "", most: int = 2) -> dict[str, tuple[bool, bool]]:
     want = msgspec.structs.replace(WANT, max_sidecars=most)
-    return {one.instance: (one.roster, one.router) for one in label(want, Observed(instances), going, last)}
+    return {one.instance: (one.roster, one.router) for one in label(want, ObservedService(instances), going, last)}
 
 
 def test_the_first_ones_hear_the_roster_before_clients_reach_them() -> None:
@@ -72,12 +72,12 @@ def test_prefill_instances_lose_both_and_without_sidecars_nobody_is_labelled() -
 
 def test_the_last_router_stays_while_another_could_take_over() -> None:
     routing, heir = decode(0, flags="rcs"), decode(1)
-    assert last_router(Observed((routing, heir)), {"q-e0"}) == "q-e0"
-    assert last_router(Observed((routing, heir)), {"q-e1"}) == ""
-    assert last_router(Observed((routing, heir)), {"q-e0", "q-e1"}) == ""
-    assert last_router(Observed((routing, decode(1, flags="rcs"))), {"q-e0"}) == ""
+    assert last_router(ObservedService((routing, heir)), {"q-e0"}) == "q-e0"
+    assert last_router(ObservedService((routing, heir)), {"q-e1"}) == ""
+    assert last_router(ObservedService((routing, heir)), {"q-e0", "q-e1"}) == ""
+    assert last_router(ObservedService((routing, decode(1, flags="rcs"))), {"q-e0"}) == ""
     busy = (decode(0, flags="rcs", load=1), decode(1, flags="rcs", load=5), decode(2))
-    assert last_router(Observed(busy), {"q-e0", "q-e1"}) == "q-e1"
+    assert last_router(ObservedService(busy), {"q-e0", "q-e1"}) == "q-e1"
     assert said(routing, heir, last="q-e0", most=1) == {"q-e1": (True, False)}
 
 

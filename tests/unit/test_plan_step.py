@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from plan_world import World, desired
 
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role
@@ -181,7 +181,7 @@ def test_without_a_router_of_its_own_none_is_started() -> None:
     assert world.run(desired(0, 1, router=None)) == ["create qwen-e0 as decode"]
 
 
-def check_step(world: World, want: Desired, before: dict[Role, tuple[int, int]]) -> None:
+def check_step(world: World, want: DesiredService, before: dict[Role, tuple[int, int]]) -> None:
     assert len({engine.ordinal for engine in world.engines.values()}) == len(world.engines)
     for role in ROLES:
         existed, _ = before[role]

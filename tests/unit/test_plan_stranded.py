@@ -13,8 +13,8 @@ from more_cases import more
 from pod_world import ROLES, PodWorld, wish
 
 from xpyd_operator.plan.actions import Create
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed, Phase
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService, Phase
 from xpyd_operator.plan.step import step
 from xpyd_operator.plan.stranded import AGAIN_S, STRANDED_S
 from xpyd_sidecar.contract.ids import Role
@@ -30,7 +30,7 @@ def served(world: PodWorld) -> tuple[int, int]:
     return len(world.serving(Role.PREFILL)), len(world.serving(Role.DECODE))
 
 
-def rest(world: PodWorld, want: Desired, limit_s: float = 4000.0) -> list[str]:
+def rest(world: PodWorld, want: DesiredService, limit_s: float = 4000.0) -> list[str]:
     """Run until nothing was done for ``REST_S``; what was done but for labels."""
     begin, quiet, ends = len(world.log), 0.0, world.now + limit_s
     while quiet < REST_S:
@@ -39,7 +39,7 @@ def rest(world: PodWorld, want: Desired, limit_s: float = 4000.0) -> list[str]:
     return [line for line in world.log[begin:] if "route" not in line and "roster" not in line]
 
 
-def only(world: PodWorld, role: Role, want: Desired) -> None:
+def only(world: PodWorld, role: Role, want: DesiredService) -> None:
     """All pods of the other role have gone, and their places are somebody else's."""
     for pod in [pod for pod in world.pods.values() if pod.role is not role]:
         del world.pods[pod.name]
@@ -137,7 +137,7 @@ def test_who_waits_for_a_place_does_not_take_the_one_that_is_given_up() -> None:
 @pytest.mark.parametrize(("counts", "order"), [
     ((2, 2), "PDPD"), ((1, 3), "PDDD"), ((4, 2), "PDPPDP"), ((2, 6), "PDDDPDDD"), ((0, 2), "DD"), ((3, 3), "PDPDPD")])
 def test_they_are_made_in_the_ratio_that_is_wanted(counts: tuple[int, int], order: str) -> None:
-    made = [each for each in step(wish(*counts), Observed(), 1000.0).actions if isinstance(each, Create)]
+    made = [each for each in step(wish(*counts), ObservedService(), 1000.0).actions if isinstance(each, Create)]
     assert "".join(each.role.value[0].upper() for each in made) == order
     assert len({each.instance for each in made}) == sum(counts)
 
@@ -145,11 +145,11 @@ def test_they_are_made_in_the_ratio_that_is_wanted(counts: tuple[int, int], orde
 @pytest.mark.parametrize(("counts", "order"), [((1, 1), "DP"), ((2, 2), "DPPD"), ((0, 2), "DD")])
 def test_where_decode_may_serve_alone_it_has_the_first_place(counts: tuple[int, int], order: str) -> None:
     want = msgspec.structs.replace(wish(*counts), decode_first=True)
-    made = [each for each in step(want, Observed(), 1000.0).actions if isinstance(each, Create)]
+    made = [each for each in step(want, ObservedService(), 1000.0).actions if isinstance(each, Create)]
     assert "".join(each.role.value[0].upper() for each in made) == order
 
 
-def shaken(random: Random) -> tuple[PodWorld, Desired]:
+def shaken(random: Random) -> tuple[PodWorld, DesiredService]:
     """A service in some state that places taken and given back, lost racks, preemption and quotas left behind."""
     counts = random.randint(1, 4), random.randint(1, 4)
     most = sum(counts) + 2

@@ -7,14 +7,14 @@ import pytest
 from plan_world import World, desired
 from pod_world import PodWorld, wish
 
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.step import step
 from xpyd_operator.plan.switch import TAKE_S
 from xpyd_sidecar.contract.ids import Role
 
 
-def want(prefill: int, decode: int, **more: object) -> Desired:
+def want(prefill: int, decode: int, **more: object) -> DesiredService:
     return desired(prefill, decode, **({"switches": True, "switch_window_s": 30.0} | more))
 
 

@@ -11,7 +11,7 @@ from kube_documents import service
 
 from xpyd_operator.api import notes
 from xpyd_operator.errors import SpecError
-from xpyd_operator.plan.absent import Broken, Waiting
+from xpyd_operator.plan.absent import Breakage, Waiting
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Phase
@@ -20,10 +20,10 @@ from xpyd_operator.plan.zero import (
     WORTH,
     IdleHistory,
     agreed_idle_s,
+    can_serve,
     comes_soon,
     first_counts,
     reason_to_stay,
-    served,
     wake_call,
 )
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -81,20 +81,20 @@ def test_a_load_that_comes_back_soon_after_keeps_its_instances() -> None:
 
 
 def test_gaps_are_learned_from_what_any_router_says() -> None:
-    history = IdleHistory().heard(0.0, 1000.0, AFTER_S)
+    history = IdleHistory().with_request(0.0, 1000.0, AFTER_S)
     assert history == IdleHistory(1000.0)
-    history = history.heard(500.0, 1600.0, AFTER_S)
+    history = history.with_request(500.0, 1600.0, AFTER_S)
     assert history == IdleHistory(1100.0), "a pause of 100 s is none that is worth remembering"
-    assert history.heard(900.0, 1700.0, AFTER_S) == history, "another router had one later"
-    history = history.heard(5.0, 2005.0, AFTER_S)
+    assert history.with_request(900.0, 1700.0, AFTER_S) == history, "another router had one later"
+    history = history.with_request(5.0, 2005.0, AFTER_S)
     assert history == IdleHistory(2000.0, (900.0,))
     for _ in range(2 * GAPS_MAX):
-        history = history.heard(0.0, history.last + AFTER_S, AFTER_S)
+        history = history.with_request(0.0, history.last + AFTER_S, AFTER_S)
     assert len(history.gaps) == GAPS_MAX
 
 
 def test_a_clock_that_was_set_back_is_believed_again() -> None:
-    history = IdleHistory(last=5000.0, gaps=(900.0,)).heard(10.0, 1000.0, AFTER_S)
+    history = IdleHistory(last=5000.0, gaps=(900.0,)).with_request(10.0, 1000.0, AFTER_S)
     assert history == IdleHistory(990.0, (900.0,))
 
 
@@ -109,7 +109,7 @@ def test_a_load_with_a_period_wakes_as_often_as_pays(gap: float, wakes: int) -> 
     """Eight gaps, looked at every 5 s: short ones never end in a start, long ones each do, those between teach."""
     history, now, found = IdleHistory(), 10_000.0, 0
     for _ in range(8):
-        history, last = history.heard(0.0, now, AFTER_S), now
+        history, last = history.with_request(0.0, now, AFTER_S), now
         up = True
         while now < last + gap:
             now += 5.0
@@ -163,12 +163,12 @@ def test_what_cannot_be_made_or_cannot_run_is_refused_and_what_waits_is_not() ->
     assert wake_call(1, [one(Role.PREFILL)], "exceeded quota").refused == "exceeded quota", "prefill serves nobody"
     assert wake_call(1, [one()], "exceeded quota") == WakeCall(1, waits="qwen-e0: it starts"), "decode is on its way"
     assert wake_call(1, [one(phase=Phase.STOPPING)], "exceeded quota").refused == "exceeded quota"
-    broken = one(absent=Broken("ImagePull", "no such image", "correct engine.image"))
+    broken = one(absent=Breakage("ImagePull", "no such image", "correct engine.image"))
     assert wake_call(1, [broken]) == WakeCall(1, refused="qwen-e0: no such image; correct engine.image")
     assert wake_call(2, [broken, one()]).refused == "", "another one may come"
     queued = one(absent=Waiting("Queued", "it waits for Kueue", place=True))
     assert wake_call(1, [queued]) == WakeCall(1, waits="qwen-e0: it waits for Kueue")
-    replaced = one(absent=Broken("Evicted", "it was evicted", replaced=True))
+    replaced = one(absent=Breakage("Evicted", "it was evicted", replaced=True))
     assert wake_call(1, [replaced]).refused == "", "another one is made in its place"
     assert len(wake_call(1, [], "x" * 5000).refused) == WORDS_MAX
 
@@ -180,12 +180,12 @@ def test_a_pool_that_cannot_be_written_is_said_to_who_waits_for_it() -> None:
 def test_where_decode_may_not_serve_alone_who_waits_for_prefill_hears_of_it() -> None:
     reject = asleep(router={"placement": "deployment", "hold": "10m", "onNoPrefill": "reject"})
     decode, prefill = one(phase=Phase.READY), one(Role.PREFILL, Phase.READY)
-    assert served(asleep(), Counts(1, 1), [decode]), "decode serves alone until prefill is there"
-    assert not served(reject, Counts(1, 1), [decode])
-    assert served(reject, Counts(1, 1), [decode, prefill])
-    assert served(reject, Counts(0, 1), [decode]), "nobody will come"
-    assert not served(asleep(), Counts(1, 1), [prefill])
-    assert not served(asleep(), Counts(0, 0), [decode]), "it is about to go"
+    assert can_serve(asleep(), Counts(1, 1), [decode]), "decode serves alone until prefill is there"
+    assert not can_serve(reject, Counts(1, 1), [decode])
+    assert can_serve(reject, Counts(1, 1), [decode, prefill])
+    assert can_serve(reject, Counts(0, 1), [decode]), "nobody will come"
+    assert not can_serve(asleep(), Counts(1, 1), [prefill])
+    assert not can_serve(asleep(), Counts(0, 0), [decode]), "it is about to go"
     assert wake_call(1, [decode], "exceeded quota").refused == "exceeded quota"
     assert wake_call(1, [decode, one(Role.PREFILL)]) == WakeCall(1, waits="qwen-e0: it starts")
 
@@ -195,7 +195,7 @@ def test_a_start_that_takes_longer_than_clients_wait_is_not_given_up_before_its_
     assert not comes_soon([one(Role.PREFILL)]), "nobody is served by it"
     assert not comes_soon([one(), one(phase=Phase.READY)]), "another one may come later"
     assert not comes_soon([one(phase=Phase.STOPPING)])
-    assert not comes_soon([one(absent=Broken("CrashLoop", "it crashed"))]), "it would keep its devices for ever"
+    assert not comes_soon([one(absent=Breakage("CrashLoop", "it crashed"))]), "it would keep its devices for ever"
     assert not comes_soon([one(absent=Waiting("Starting", "it starts", late=True))])
     assert not comes_soon([one(absent=Waiting("Unschedulable", "no node", place=True))])
     assert not comes_soon([])

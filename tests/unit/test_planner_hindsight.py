@@ -36,9 +36,9 @@ def test_little_and_what_instances_would_not_have_helped_are_not_told() -> None:
 def test_an_hour_is_remembered_and_no_more() -> None:
     past: tuple[Interval, ...] = ()
     for _ in range(200):
-        past = hindsight.remembered(past, CALM)
+        past = hindsight.append_interval(past, CALM)
     assert len(past) == 60
     quick = msgspec.structs.replace(CALM, over_s=1.0)
     for _ in range(2 * hindsight.MOST):
-        past = hindsight.remembered(past, quick)
+        past = hindsight.append_interval(past, quick)
     assert len(past) == hindsight.MOST

@@ -9,7 +9,7 @@ from xpyd_operator.plan.planner import need
 from xpyd_operator.plan.planner.capacity import Capacity
 from xpyd_operator.plan.planner.figures import Bounds, Figures, Goals, RoleFigures
 from xpyd_operator.plan.planner.gather import Gather
-from xpyd_operator.simulation.controllers import Planned, Static
+from xpyd_operator.simulation.controllers import PlannerController, Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.trace import Arrival
 from xpyd_operator.simulation.world import World
@@ -29,44 +29,44 @@ WAITS = Figures(
 
 
 def test_a_link_is_known_once_others_waited_for_it_and_there_was_room() -> None:
-    known = Capacity().seen(WAITS, 600_000)
+    known = Capacity().with_interval(WAITS, 600_000)
     assert known.link == pytest.approx(1e9)
     assert known.link_waits
     assert known.full == 0  # decode had room
     assert known.token_bytes == pytest.approx(50_000)
-    free = Capacity().seen(msgspec.structs.replace(WAITS, handover_s=0.05, parked=0), 600_000)
+    free = Capacity().with_interval(msgspec.structs.replace(WAITS, handover_s=0.05, parked=0), 600_000)
     assert free.link == 0
     assert not free.link_waits
 
 
 def test_kv_that_waits_for_room_tells_nothing_of_the_link() -> None:
     full = msgspec.structs.replace(WAITS, decode=RoleFigures(ready=1, busy=1.0, running=5.0, kv_usage=0.95))
-    known = Capacity().seen(full, 600_000)
+    known = Capacity().with_interval(full, 600_000)
     assert known.link == 0
     assert known.full == 5.0
-    untold = Capacity().seen(msgspec.structs.replace(WAITS, link_bytes=0.0), 600_000)
+    untold = Capacity().with_interval(msgspec.structs.replace(WAITS, link_bytes=0.0), 600_000)
     assert untold.link == 0
     assert untold.full == 5.0
 
 
 def test_what_a_link_was_seen_to_carry_it_can_carry_and_it_is_forgotten_slowly() -> None:
-    known = Capacity().seen(WAITS, 600_000)
+    known = Capacity().with_interval(WAITS, 600_000)
     free = msgspec.structs.replace(WAITS, handover_s=0.05, parked=0)
     for _ in range(20):  # ten minutes
-        known = known.seen(free, 600_000)
+        known = known.with_interval(free, 600_000)
     assert 1e9 <= known.link < 1.1e9
-    more = known.seen(msgspec.structs.replace(free, link_bytes=60e9), 600_000)
+    more = known.with_interval(msgspec.structs.replace(free, link_bytes=60e9), 600_000)
     assert more.link == pytest.approx(2e9)
 
 
 def test_the_role_that_has_fewer_instances_tells_what_one_link_carries() -> None:
     two = msgspec.structs.replace(
         WAITS, prefill=RoleFigures(ready=2, busy=2.0), decode=RoleFigures(ready=5, busy=5.0, running=5.0, kv_usage=0.1))
-    assert Capacity().seen(two, 600_000).link == pytest.approx(0.5e9)
+    assert Capacity().with_interval(two, 600_000).link == pytest.approx(0.5e9)
 
 
 def test_both_roles_need_so_many_links() -> None:
-    known = Capacity().seen(WAITS, 600_000)
+    known = Capacity().with_interval(WAITS, 600_000)
     assert need.link(0.0, Capacity()) == 0
     assert need.link(20_000, known) == 2  # 1 GB/s, at 92 %
     assert need.link(40_000, known) == 3
@@ -75,7 +75,7 @@ def test_both_roles_need_so_many_links() -> None:
 
 def test_a_decode_whose_link_is_used_up_is_given_others_and_the_sentence_says_why() -> None:
     trace = [Arrival(index * 0.25, 4000, 40) for index in range(4800)]  # 1.6 GB/s
-    planner = Planned(GOALS, Bounds((1, 8), (1, 8)))
+    planner = PlannerController(GOALS, Bounds((1, 8), (1, 8)))
     run = World(trace, MODEL, (3, 1), planner).play()
     fixed = World(trace, MODEL, (3, 1), Static()).play()
     late = [index for index, each in enumerate(trace) if each.at > 600]

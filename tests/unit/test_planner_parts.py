@@ -15,7 +15,7 @@ from planner_traffic import counted, instance
 from xpyd_operator.plan.planner import need
 from xpyd_operator.plan.planner.capacity import Capacity
 from xpyd_operator.plan.planner.figures import Figures, RoleFigures
-from xpyd_operator.plan.planner.forecast import Holt, Series
+from xpyd_operator.plan.planner.forecast import HoltTrend, Series
 from xpyd_operator.plan.planner.gather import Gather
 from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -34,45 +34,45 @@ def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, 
             tpot_mean=step / per_step, tokens_per_step=per_step, prefill=RoleFigures(ready=2, busy=0.5),
             decode=RoleFigures(ready=1, busy=1, running=batch, kv_usage=0.001 * batch),
         )
-        known = known.seen(figures, rate * 0.5 * 30)
+        known = known.with_interval(figures, rate * 0.5 * 30)
     return known
 
 
 def test_a_ramp_is_seen_ahead() -> None:
-    series = Holt()
+    series = HoltTrend()
     for index in range(40):
-        series = series.seen(100.0 + 10 * index, 1.0, 30.0)
+        series = series.with_value(100.0 + 10 * index, 1.0, 30.0)
     now = 100.0 + 10 * 39
     assert series.level == pytest.approx(now, rel=0.1)
-    assert series.ahead(180) > now * 1.02
+    assert series.forecast(180) > now * 1.02
 
 
 def test_a_step_is_believed_at_once_and_is_no_trend() -> None:
-    series = Holt(100.0, 0.0, True).seen(300.0, 2.0, 30.0)
+    series = HoltTrend(100.0, 0.0, True).with_value(300.0, 2.0, 30.0)
     assert series.level > 295
-    assert series.ahead(180) < 1.3 * series.level
+    assert series.forecast(180) < 1.3 * series.level
 
 
 def test_what_chance_explains_moves_the_level_little_and_what_it_does_not_moves_it_much() -> None:
-    calm, startled = Holt(100.0, 0.0, True), Holt(100.0, 0.0, True)
-    assert calm.seen(130.0, 30.0, 30.0).level < 112
-    assert startled.seen(130.0, 2.0, 30.0).level > 125
+    calm, startled = HoltTrend(100.0, 0.0, True), HoltTrend(100.0, 0.0, True)
+    assert calm.with_value(130.0, 30.0, 30.0).level < 112
+    assert startled.with_value(130.0, 2.0, 30.0).level > 125
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=60), st.floats(1, 120), st.floats(0, 600))
 def test_a_forecast_is_a_number_from_zero_on(values: list[float], over_s: float, ahead_s: float) -> None:
     series = Series()
     for value in values:
-        series = series.seen(value, math.sqrt(value), over_s, ahead_s)
-    assert 0 <= series.ahead(ahead_s) < math.inf
+        series = series.with_value(value, math.sqrt(value), over_s, ahead_s)
+    assert 0 <= series.forecast(ahead_s) < math.inf
     assert len(series.pending) <= 1001
 
 
 def test_forecasts_that_fell_short_raise_the_reserve() -> None:
     steady, jumpy = Series(), Series()
     for index in range(120):
-        steady = steady.seen(100.0, 1.0, 30.0, 180.0)
-        jumpy = jumpy.seen(100.0 if index // 10 % 2 else 200.0, 1.0, 30.0, 180.0)
+        steady = steady.with_value(100.0, 1.0, 30.0, 180.0)
+        jumpy = jumpy.with_value(100.0 if index // 10 % 2 else 200.0, 1.0, 30.0, 180.0)
     assert steady.reserve < 0.05 < jumpy.reserve
 
 
@@ -118,7 +118,7 @@ def test_without_drafts_nothing_is_different_to_the_last_digit() -> None:
 
 def test_an_instance_without_room_bounds_the_batch() -> None:
     known = learned([30.0] * 5)
-    full = known.seen(
+    full = known.with_interval(
         Figures(over_s=30.0, ended=1, output_tokens=100, tpot_mean=0.025, handover_s=5.0,
                 decode=RoleFigures(ready=1, busy=1, running=20.0)), 0.0)
     assert full.batch(0.06) == pytest.approx(20.0)
@@ -145,17 +145,17 @@ def test_a_tighter_goal_needs_more() -> None:
 
 @given(st.integers(1, 50), st.floats(0, 60), st.floats(0, 5), st.floats(0, 5), st.floats(0.01, 10))
 def test_late_and_hopeless_are_shares(count: int, load: float, service: float, spread: float, goal_s: float) -> None:
-    rooms, hopeless = need.left(goal_s, service, spread)
+    rooms, hopeless = need.waiting_budgets(goal_s, service, spread)
     assert 0 <= hopeless <= 1
     assert all(0 < room <= goal_s for room in rooms)
     assert 0 <= need.late(count, load, service, spread, rooms) <= 1
 
 
 def test_prompts_that_are_too_long_use_up_what_may_be_late_and_ask_for_nothing_more() -> None:
-    rooms, hopeless = need.left(3.0, 0.7, 1.7)
+    rooms, hopeless = need.waiting_budgets(3.0, 0.7, 1.7)
     assert hopeless == pytest.approx(0.03, abs=0.01)
     assert len(rooms) / 50 == pytest.approx(1 - hopeless, abs=0.02)
-    assert need.left(3.0, 5.0, 0.0) == ((), 1.0)
+    assert need.waiting_budgets(3.0, 5.0, 0.0) == ((), 1.0)
     known = learned([4, 8, 16, 24], rate=100.0)
     assert need.prefill(1000.0, 0.0, 30.0, known, 0.001) == math.ceil(10 / need.FULLEST), "in time is none, so load decides"
 
@@ -165,8 +165,8 @@ def test_bursts_are_told_from_chance_and_ask_for_more() -> None:
     chance, bursty = Series(), Series()
     for _ in range(200):
         drawn = draw.gauss(0, 10)
-        chance = chance.seen(1000.0 + drawn, 10.0, 30.0, 180.0)
-        bursty = bursty.seen(1000.0 + 2 * drawn, 10.0, 30.0, 180.0)
+        chance = chance.with_value(1000.0 + drawn, 10.0, 30.0, 180.0)
+        bursty = bursty.with_value(1000.0 + 2 * drawn, 10.0, 30.0, 180.0)
     assert chance.burst < 1.4
     assert 2.5 < bursty.burst < 5
     known = learned([4, 8, 16, 24])

@@ -9,7 +9,7 @@ import pytest
 from more_cases import more
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation.controllers import Planned, Static
+from xpyd_operator.simulation.controllers import PlannerController, Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.outcome import Run
 from xpyd_operator.simulation.trace import Arrival, Trace
@@ -59,7 +59,7 @@ def test_after_the_first_rises_a_square_wave_loses_no_more_than_static_counts_at
     low_s: int, high_s: int
 ) -> None:
     trace = square(low_s, high_s, hours=3)
-    planner = Planned(GOALS, BOUNDS)
+    planner = PlannerController(GOALS, BOUNDS)
     run = World(trace, MODEL, START, planner).play()
     assert lost_after(run, 2 * HOUR_S) <= static_loss(trace, 2 * HOUR_S, run.hours) + 0.005
     # Until help has come and what waits is gone, all that comes is late.
@@ -70,7 +70,7 @@ def test_after_the_first_rises_a_square_wave_loses_no_more_than_static_counts_at
 
 
 def test_counts_do_not_follow_a_wave_that_is_faster_than_a_cold_start() -> None:
-    run = World(square(60, 60, hours=2), MODEL, START, Planned(GOALS, BOUNDS)).play()
+    run = World(square(60, 60, hours=2), MODEL, START, PlannerController(GOALS, BOUNDS)).play()
     assert len(run.changes) <= 10
     assert lost_after(run, 0.0) <= 0.005
 
@@ -80,6 +80,6 @@ def test_whoever_prices_hours_higher_pays_fewer_and_loses_more() -> None:
     found = {}
     for cost in (1.0, 10.0, 100.0):
         goals = Goals(**SLO, cold_start_s=MODEL.cold_start, late_cost=cost)
-        found[cost] = World(trace, MODEL, START, Planned(goals, BOUNDS)).play()
+        found[cost] = World(trace, MODEL, START, PlannerController(goals, BOUNDS)).play()
     assert found[1.0].hours < found[10.0].hours < found[100.0].hours
     assert lost_after(found[1.0], 0.0) > lost_after(found[10.0], 0.0) >= lost_after(found[100.0], 0.0)

@@ -16,41 +16,41 @@ PAYS_S = 1800.0
 
 def regretted(patience: RemovalPatience, at: float) -> RemovalPatience:
     """Some of four went, and four were needed a minute later."""
-    return patience.removed(at, 4).seen(at + 60, 3, 4, PAYS_S)
+    return patience.with_removal(at, 4).with_interval(at + 60, 3, 4, PAYS_S)
 
 
 def test_a_removal_that_was_soon_needed_again_doubles_the_patience_once() -> None:
     once = regretted(RemovalPatience(), 1000.0)
     assert (once.times, once.regrets, once.regretted_s) == (2.0, 1, 1060.0)
     assert once.seconds(10.0, 180.0) == 2 * RemovalPatience().seconds(10.0, 180.0) == pytest.approx(1200.0)
-    assert once.seen(1090.0, 3, 4, PAYS_S) == once, "the same shortage is one regret"
+    assert once.with_interval(1090.0, 3, 4, PAYS_S) == once, "the same shortage is one regret"
 
 
 def test_an_absence_that_has_paid_for_itself_is_no_regret() -> None:
-    gone = RemovalPatience().removed(1000.0, 4)
-    assert gone.seen(1000.0 + PAYS_S + 1, 3, 4, PAYS_S).regrets == 0
-    assert gone.seen(1000.0 + PAYS_S - 1, 3, 4, PAYS_S).regrets == 1
+    gone = RemovalPatience().with_removal(1000.0, 4)
+    assert gone.with_interval(1000.0 + PAYS_S + 1, 3, 4, PAYS_S).regrets == 0
+    assert gone.with_interval(1000.0 + PAYS_S - 1, 3, 4, PAYS_S).regrets == 1
 
 
 def test_instances_that_are_back_before_they_are_needed_are_no_regret() -> None:
-    back = RemovalPatience().removed(1000.0, 4).seen(1100.0, 4, 2, PAYS_S)
+    back = RemovalPatience().with_removal(1000.0, 4).with_interval(1100.0, 4, 2, PAYS_S)
     assert back.before == 0
-    assert back.seen(1130.0, 3, 4, PAYS_S).regrets == 0
+    assert back.with_interval(1130.0, 3, 4, PAYS_S).regrets == 0
 
 
 def test_a_descent_in_parts_is_regretted_by_what_there_was_before_its_first_part() -> None:
-    gone = RemovalPatience().removed(1000.0, 8).removed(1100.0, 6)
-    assert gone.seen(1200.0, 5, 5, PAYS_S).regrets == 0
-    assert gone.seen(1200.0, 5, 7, PAYS_S).regrets == 1
+    gone = RemovalPatience().with_removal(1000.0, 8).with_removal(1100.0, 6)
+    assert gone.with_interval(1200.0, 5, 5, PAYS_S).regrets == 0
+    assert gone.with_interval(1200.0, 5, 7, PAYS_S).regrets == 1
 
 
 def test_patience_is_halved_after_a_calm_and_each_regret_doubles_the_calm() -> None:
     twice = regretted(regretted(RemovalPatience(), 0.0), 600.0)
     assert (twice.times, twice.calm_s) == (4.0, 4 * CALM_S)
-    assert twice.seen(660.0 + twice.calm_s - 1, 3, 3, PAYS_S).times == 4.0
-    eased = twice.seen(660.0 + twice.calm_s, 3, 3, PAYS_S)
+    assert twice.with_interval(660.0 + twice.calm_s - 1, 3, 3, PAYS_S).times == 4.0
+    eased = twice.with_interval(660.0 + twice.calm_s, 3, 3, PAYS_S)
     assert (eased.times, eased.calm_s) == (2.0, 4 * CALM_S)
-    assert eased.seen(10 * MOST_CALM_S, 3, 3, PAYS_S).times == 1.0
+    assert eased.with_interval(10 * MOST_CALM_S, 3, 3, PAYS_S).times == 1.0
 
 
 def test_patience_and_calm_have_bounds() -> None:
@@ -69,7 +69,7 @@ def test_what_repeats_itself_is_regretted_as_often_as_the_logarithm_of_time_has_
         if patience.seconds(10.0, 180.0) < period_s:
             patience = regretted(patience, now)
             regrets.append(now)
-        patience = patience.seen(now + 120.0, 4, 4, PAYS_S)
+        patience = patience.with_interval(now + 120.0, 4, 4, PAYS_S)
     assert len(regrets) <= 2 + math.log2(now / CALM_S)
 
 
@@ -99,7 +99,7 @@ def test_a_rise_is_a_number_from_zero_on(looks: list[float], steps: int, late_co
 def test_what_is_remembered_has_a_bound() -> None:
     looks: tuple[float, ...] = ()
     for index in range(LOOKS + 50):
-        looks = worth.looked(looks, float(index))
+        looks = worth.append_demand(looks, float(index))
     assert len(looks) == LOOKS
     assert looks[-1] == LOOKS + 49
 
@@ -113,7 +113,7 @@ def test_a_descent_takes_half_of_what_is_spare_at_most_and_ends_at_its_floor(cou
 
 
 def test_between_two_parts_of_a_descent_there_is_time_to_look() -> None:
-    gone = RemovalPatience().removed(1000.0, 8)
+    gone = RemovalPatience().with_removal(1000.0, 8)
     assert gone.is_resting(1060.0, 30.0)
     assert not gone.is_resting(1089.0, 30.0), "an interval may be a second shorter"
     assert not RemovalPatience().is_resting(1.0, 30.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.render.compare import differs, dropped
+from xpyd_operator.render.compare import differs, dropped_path
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_the_path_of_what_differs(wanted: Any, live: Any, path: str) -> None:
     ({"a": {"b": 1}}, {"a": "text"}, ""), ({"a": "1000m"}, {"a": 1}, ""), ({"a": 1}, None, "document"), ({}, None, ""),
 ], ids=str)
 def test_the_path_of_what_is_not_there_at_all(wanted: Any, live: Any, path: str) -> None:
-    assert dropped(wanted, live) == path
+    assert dropped_path(wanted, live) == path

@@ -12,7 +12,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels
-from xpyd_operator.render.gang import VERSIONS, Gang, Together, grouped, joined_by, pod_group, queued_as
+from xpyd_operator.render.gang import VERSIONS, Gang, InstanceGroups, add_groups, joined_by, pod_group, queued_as
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -63,7 +63,7 @@ def said(before: Body, after: Body) -> Body:
 ], ids=lambda each: each.version if isinstance(each, Gang) else "")
 def test_each_scheduler_is_told_in_its_own_words(gang: Gang, spec: Body, pod: Body) -> None:
     before = plain(3)
-    after = grouped(before, Together(gang, "unused"))
+    after = add_groups(before, InstanceGroups(gang, "unused"))
     assert [said(*pair) for pair in zip(before, after, strict=True)] == [pod, pod, pod]
     assert {joined_by(each) for each in after} == {gang.kind}
     made = pod_group(gang, make(3), NAME, 3)
@@ -78,7 +78,7 @@ def test_each_scheduler_is_told_in_its_own_words(gang: Gang, spec: Body, pod: Bo
 @pytest.mark.parametrize("gang", GANGS, ids=lambda gang: gang.kind)
 def test_an_instance_that_is_one_pod_needs_none(gang: Gang) -> None:
     pods = plain(1, template=QUEUE)
-    assert grouped(pods, Together(gang, "qwen-e3-f00")) == pods
+    assert add_groups(pods, InstanceGroups(gang, "qwen-e3-f00")) == pods
     assert (joined_by(pods[0]), queued_as(pods[0])) == (None, "")
 
 
@@ -90,19 +90,19 @@ def test_an_instance_that_is_one_pod_needs_none(gang: Gang) -> None:
 ], ids=["kubernetes", "volcano", "coscheduling"])
 def test_what_a_template_says_of_groups_stays(gang: Gang, template: Body) -> None:
     pods = plain(template=template)
-    assert grouped(pods, Together(gang)) == pods
+    assert add_groups(pods, InstanceGroups(gang)) == pods
     assert {joined_by(each) for each in pods} == {None}
 
 
 def test_the_scheduler_that_a_template_names_stays() -> None:
-    pods = grouped(plain(template={"spec": {"schedulerName": "mine"}}), Together(GANGS[1]))
+    pods = add_groups(plain(template={"spec": {"schedulerName": "mine"}}), InstanceGroups(GANGS[1]))
     assert {each["spec"]["schedulerName"] for each in pods} == {"mine"}
     assert {joined_by(each) for each in pods} == {"volcano"}
 
 
 def test_kueue_admits_the_pods_of_an_instance_together_and_lets_them_go_together() -> None:
     before = plain(template=QUEUE)
-    after = grouped(before, Together(queued="qwen-e3-f00"))
+    after = add_groups(before, InstanceGroups(queued="qwen-e3-f00"))
     assert [said(*pair) for pair in zip(before, after, strict=True)] == 2 * [{
         "labels.kueue.x-k8s.io/pod-group-name": "qwen-e3-f00",
         "annotations.kueue.x-k8s.io/pod-group-total-count": "2",
@@ -115,12 +115,13 @@ def test_without_a_queue_and_in_a_group_of_the_templates_own_nothing_is_said_to_
     mine = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "a", "kueue.x-k8s.io/pod-group-name": "mine"}}}
     for template in ({}, mine):
         pods = plain(template=template)
-        assert grouped(pods, Together(queued="qwen-e3-f00")) == pods
+        assert add_groups(pods, InstanceGroups(queued="qwen-e3-f00")) == pods
 
 
 def test_nothing_of_it_is_in_a_revision_so_that_another_scheduler_replaces_no_pod() -> None:
     """It is made from the document, in which nothing of this stands."""
     revision = pod_revision(make(), Role.DECODE, "")
-    marks = {each["metadata"]["labels"][labels.REVISION] for gang in GANGS for each in grouped(plain(), Together(gang))}
+    marks = {each["metadata"]["labels"][labels.REVISION]
+             for gang in GANGS for each in add_groups(plain(), InstanceGroups(gang))}
     assert marks == {"abc"}
     assert revision == pod_revision(make(), Role.DECODE, "")

@@ -16,7 +16,7 @@ from xpyd_operator.errors import SpecError
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels
 from xpyd_operator.render.layout import FOLLOWING, digest, layout
-from xpyd_operator.render.objects import children, manifests, unwanted
+from xpyd_operator.render.objects import children, manifests, unwanted_objects
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import pods_difference
@@ -169,9 +169,9 @@ def test_a_headless_service_gives_them_names_before_they_are_ready() -> None:
         assert spec["selector"].items() <= pod["metadata"]["labels"].items()
     assert spec["selector"] == {labels.SERVICE: "qwen"}, "a label that nobody puts back would be a name lost for ever"
     assert ("Service", "qwen-engines") not in made()
-    assert ("Service", "qwen-engines") in unwanted(make())
-    assert ("Service", "qwen-engines") not in unwanted(make(), several=True), "while there are such instances"
-    assert ("Service", "qwen-engines") not in unwanted(make(**WIDE))
+    assert ("Service", "qwen-engines") in unwanted_objects(make())
+    assert ("Service", "qwen-engines") not in unwanted_objects(make(), several=True), "while there are such instances"
+    assert ("Service", "qwen-engines") not in unwanted_objects(make(**WIDE))
 
 
 @pytest.mark.parametrize(("unavailable", "prefill", "decode"), [(0, 2, 7), (2, 1, 6)])

@@ -30,7 +30,7 @@ def test_rules_and_what_is_unsupported_are_said_at_once() -> None:
     assert paths(found.faults) == ["spec.rollout.maxUnavailable"]
     assert found.refusals == (*found.faults, *found.unsupported)
     with pytest.raises(SpecError) as caught:
-        found.accepted()
+        found.accepted_service()
     assert caught.value.faults == found.refusals
 
 
@@ -76,7 +76,7 @@ def test_warnings_are_there_with_refusals_and_without() -> None:
     assert paths(judge(document(engine=args), None).warnings) == ["spec.engine.args[0]"]
     both = judge(document(engine=args, kv=OFFLOAD, decode=spread()), Target.KUBERNETES)
     assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.kv.offload"])
-    assert judge(document(engine=args), None).accepted().spec.engine.args == ("--tokens-only",)
+    assert judge(document(engine=args), None).accepted_service().spec.engine.args == ("--tokens-only",)
 
 
 @pytest.mark.parametrize("target", [None, *Target], ids=str)

@@ -30,7 +30,7 @@ def pod(key: PodKey) -> tuple[dict[str, object], SidecarConfig, dict[str, str]]:
 
 
 def test_a_derived_key_names_its_secret_and_its_file() -> None:
-    volume, config, environment = pod(keys.derived("qwen", KEY))
+    volume, config, environment = pod(keys.derived_pod_key("qwen", KEY))
     assert volume["secretName"] == f"qwen-key-{ID}"
     assert volume["items"] == [{"key": "key", "path": file_name(KEY)}, {"key": "before", "path": "before"}]
     assert config.key_file == environment["XPYD_KEY_FILE"] == f"/etc/xpyd/key/{file_name(KEY)}"
@@ -48,7 +48,8 @@ def test_a_key_that_is_not_known_has_the_plain_names() -> None:
 
 
 def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:
-    apart, counts, mine = service(router={"placement": "deployment"}), dict.fromkeys(Role, 1), keys.derived("qwen", KEY)
+    apart, counts = service(router={"placement": "deployment"}), dict.fromkeys(Role, 1)
+    mine = keys.derived_pod_key("qwen", KEY)
     made = next(each for each in children(apart, counts, SETTINGS, mine) if each["kind"] == "Deployment")
     spec = made["spec"]["template"]["spec"]
     assert [each["secret"]["secretName"] for each in spec["volumes"] if each["name"] == "key"] == [f"qwen-key-{ID}"]
@@ -56,10 +57,10 @@ def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:
 
 
 def test_the_secret_holds_both_keys_and_cannot_be_changed() -> None:
-    made = key_secret(service(), KEY.hex(), keys.derived("qwen", KEY), "ab" * 32)
+    made = key_secret(service(), KEY.hex(), keys.derived_pod_key("qwen", KEY), "ab" * 32)
     assert (made["metadata"]["name"], made["immutable"]) == (f"qwen-key-{ID}", True)
     assert made["stringData"] == {"key": KEY.hex(), "before": "ab" * 32}
-    assert key_secret(service(), KEY.hex(), keys.derived("qwen", KEY))["stringData"]["before"] == ""
+    assert key_secret(service(), KEY.hex(), keys.derived_pod_key("qwen", KEY))["stringData"]["before"] == ""
     assert made["metadata"]["ownerReferences"][0]["uid"] == service().metadata.uid
 
 
@@ -72,12 +73,12 @@ def test_derived_keys_are_told_by_the_name(secret: str, derived: bool) -> None:
 
 
 def test_names_fit() -> None:
-    assert len(keys.derived("q" * 45, KEY).secret) <= 63
+    assert len(keys.derived_pod_key("q" * 45, KEY).secret) <= 63
 
 
 def test_no_pod_of_a_service_has_a_token_of_kubernetes() -> None:
     apart = service(router={"placement": "deployment"})
     engine = engine_pods(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)[0]["spec"]
-    made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived("qwen", KEY))
+    made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived_pod_key("qwen", KEY))
     routers = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert [spec["automountServiceAccountToken"] for spec in (engine, routers)] == [False, False]

@@ -11,7 +11,7 @@ from kube_documents import service
 from xpyd_operator.kube.cache import KINDS, OWNER_KIND, POLLED
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.dependencies import TABLE, keepers, stage, stages
-from xpyd_operator.render.gang import VERSIONS, Gang, Together, grouped
+from xpyd_operator.render.gang import VERSIONS, Gang, InstanceGroups, add_groups
 from xpyd_operator.render.keys import unknown
 from xpyd_operator.render.needs import Need, lacking, needs
 from xpyd_operator.render.objects import policies, router_deployment
@@ -27,7 +27,7 @@ FENCED = {Need("Secret", "qwen-key"), Need("NetworkPolicy", "qwen"), Need("Netwo
 
 def pods(gang: Gang | None = None, **spec: Any) -> list[dict[str, Any]]:
     made = engine_pods(service(**spec), Role.DECODE, InstanceName("qwen-e1"), Revision("r1"), SETTINGS)
-    return list(grouped(made, Together(gang)))
+    return list(add_groups(made, InstanceGroups(gang)))
 
 
 def test_the_table_has_every_kind_and_no_circle() -> None:

@@ -16,7 +16,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import owner_reference
-from xpyd_operator.render.objects import children, key_secret, manifests, pool, router_pod, unwanted
+from xpyd_operator.render.objects import children, key_secret, manifests, pool, router_pod, unwanted_objects
 from xpyd_operator.render.pod import engine_pods
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
@@ -227,7 +227,7 @@ def test_the_users_clients_and_egress() -> None:
 def test_what_other_settings_make_is_unwanted(spec: dict[str, Any]) -> None:
     everything = made(**APART, decode={"parallelism": {"tensor": 2, "pods": 2}}).keys()
     wanted = made(**spec).keys()
-    assert set(unwanted(make(**spec))) == everything - wanted
+    assert set(unwanted_objects(make(**spec))) == everything - wanted
 
 
 def test_https_for_clients() -> None:

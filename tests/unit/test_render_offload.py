@@ -14,7 +14,7 @@ from render_service import service
 from xpyd_operator.api.offload import NO_STORES
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.engine import engine_args, engine_revision
-from xpyd_operator.render.offload import CPU_REASON, beside
+from xpyd_operator.render.offload import CPU_REASON, offload_connectors
 from xpyd_sidecar.contract.ids import Role
 
 
@@ -46,10 +46,10 @@ def test_ours_comes_first_in_both_roles_and_every_child_has_the_outer_policy(rol
 def test_sizes_are_of_an_instance_whatever_ranks_it_has() -> None:
     ranks = {"tensor": 2, "data": 4}
     one = service(None, kv={"offload": {"memory": "64Gi"}}, decode={"parallelism": ranks})
-    (memory,) = beside(one, Role.DECODE)
+    (memory,) = offload_connectors(one, Role.DECODE)
     assert memory["kv_connector_extra_config"] == {"cpu_bytes_to_use": 16 << 30}  # vLLM's figure: of all tensor ranks
     two = service(None, kv={"offload": {"disk": "100Gi"}}, decode={"parallelism": {"tensor": 2, "pipeline": 2}})
-    (disk,) = beside(two, Role.DECODE)
+    (disk,) = offload_connectors(two, Role.DECODE)
     assert disk["kv_connector_extra_config"]["disk_capacity_bytes"] == int((100 << 30) * 0.99) // 4  # and here of one
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.api.templates import merged
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.api.templates import merge
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.render.overlay import ROUTER_POD, faults, forms, overlay
 
 POD: dict[str, Any] = {
@@ -106,10 +106,10 @@ def test_mounts_by_path_and_probes_by_field() -> None:
 def test_another_way_of_asking_replaces_the_one_there() -> None:
     base = {"livenessProbe": {"exec": {"command": ["a"]}, "periodSeconds": 10}, "other": {"exec": {"command": ["a"]}}}
     given = {"livenessProbe": {"httpGet": {"port": 1}}, "other": {"httpGet": {"port": 1}}}
-    made = merged(base, given, {})
+    made = merge(base, given, {})
     assert made["livenessProbe"] == {"httpGet": {"port": 1}, "periodSeconds": 10}
     assert made["other"] == {"exec": {"command": ["a"]}, "httpGet": {"port": 1}}, "it is no probe"
-    same = merged(base, {"livenessProbe": {"exec": {"command": ["b"]}}}, {})
+    same = merge(base, {"livenessProbe": {"exec": {"command": ["b"]}}}, {})
     assert same["livenessProbe"] == {"exec": {"command": ["b"]}, "periodSeconds": 10}
 
 
@@ -166,7 +166,7 @@ def test_what_is_needed_is_not_taken_away(template: dict[str, Any], path: str) -
     assert [where for where, _ in found] == [path]
     formless = list(forms(template, "t"))
     if formless:
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(UnsupportedField) as caught:
             overlay(POD, template, "t")
         assert (caught.value.path, formless) == (path, found)
         assert str(caught.value) == f"{path}: {found[0][1]}"

@@ -6,7 +6,7 @@ import pytest
 from render_service import service
 
 from xpyd_operator.api.router import HEARTBEAT_S
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.render import process as processes
 from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.process import EngineBinding, ProcessPlace
@@ -64,7 +64,7 @@ def test_the_hub_is_asked_only_for_models_of_the_hub(source: str, offline: bool)
 
 @pytest.mark.parametrize("source", ["pvc://weights/qwen", "oci://host/qwen:v1"])
 def test_a_cluster_volume_is_no_local_model(source: str) -> None:
-    with pytest.raises(Unsupported, match=r"spec\.model\.source"):
+    with pytest.raises(UnsupportedField, match=r"spec\.model\.source"):
         processes.model_of(service(None, model={"source": source}))
 
 

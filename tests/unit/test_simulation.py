@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from xpyd_operator.errors import XpydError
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import foresight, statics, study
-from xpyd_operator.simulation.controllers import Hpa, Scheduled, Static
+from xpyd_operator.simulation.controllers import Hpa, ScheduleController, Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.families import sinusoid
 from xpyd_operator.simulation.hardware import PRESETS, preset
 from xpyd_operator.simulation.instance import DECODE, SimulatedInstance
 from xpyd_operator.simulation.rules import PATIENT
-from xpyd_operator.simulation.trace import Arrival, Trace, cut, read, scaled
+from xpyd_operator.simulation.trace import Arrival, Trace, cut, read, scale_trace
 from xpyd_operator.simulation.world import World
 
 MODEL = EngineModel(prefill_rate=10_000, step_base=0.01, step_per_request=0.001, kv_tokens=50_000, cold_start=60.0)
@@ -45,7 +45,7 @@ schedules = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1
 @given(arrivals, schedules)
 def test_every_request_is_answered_however_counts_change(trace: Trace, counts: list[tuple[int, int]]) -> None:
     schedule = [(index * 20.0, each) for index, each in enumerate(counts)]
-    run = World(trace, MODEL, counts[0], Scheduled(schedule, 5.0), rules=PATIENT).play()
+    run = World(trace, MODEL, counts[0], ScheduleController(schedule, 5.0), rules=PATIENT).play()
     assert all(0 < each < math.inf for each in run.ttft)
     assert all(0 <= each < math.inf for each in run.tpot)
     most = max(sum(each) for each in counts)
@@ -71,13 +71,13 @@ def test_a_batch_slows_down_and_ends_in_order() -> None:
 
 def test_an_instance_costs_from_its_wish_to_its_end() -> None:
     trace = [Arrival(0.0, 10, 2), Arrival(600.0, 10, 2)]
-    run = World(trace, MODEL, (1, 1), Scheduled([(0.0, (1, 1)), (100.0, (2, 1)), (400.0, (1, 1))], 5.0)).play()
+    run = World(trace, MODEL, (1, 1), ScheduleController([(0.0, (1, 1)), (100.0, (2, 1)), (400.0, (1, 1))], 5.0)).play()
     assert run.instance_s == pytest.approx(1200 + 300, abs=6)
 
 
 def test_a_switch_needs_no_cold_start() -> None:
     trace = [Arrival(0.0, 10, 2), Arrival(600.0, 10, 2)]
-    run = World(trace, MODEL, (1, 3), Scheduled([(0.0, (1, 3)), (100.0, (3, 1))], 5.0)).play()
+    run = World(trace, MODEL, (1, 3), ScheduleController([(0.0, (1, 3)), (100.0, (3, 1))], 5.0)).play()
     assert (run.switches, run.added, run.removed) == (2, 0, 0)
     ready = next(mark for mark in run.marks if mark.at >= 105)
     assert (ready.ready_prefill, ready.ready_decode) == (3, 1)
@@ -105,7 +105,7 @@ def test_a_bad_trace_is_refused_by_line(text: str, words: str) -> None:
 
 def test_traces_are_scaled_and_cut() -> None:
     trace = trace_of("azure_conv.csv.gz")
-    assert len(trace) == pytest.approx(len(scaled(trace, 2.5, Random(1).random)) / 2.5, rel=0.02)
+    assert len(trace) == pytest.approx(len(scale_trace(trace, 2.5, Random(1).random)) / 2.5, rel=0.02)
     piece = cut(trace, 100.0, 50.0)
     assert piece[0].at >= 0
     assert piece[-1].at < 50
@@ -127,14 +127,14 @@ def test_models_are_checked() -> None:
 def test_the_planner_keeps_its_level_on_cuts_of_real_traces(
     *, name: str, model: str, factor: float, start: tuple[int, int], least: float, most_hours: float
 ) -> None:
-    trace = scaled(trace_of(name), factor, Random(1).random)
+    trace = scale_trace(trace_of(name), factor, Random(1).random)
     engine = preset(model)
     goals = Goals(**SLO, cold_start_s=engine.cold_start)
-    run, controller = study.planned(trace, engine, goals, Bounds((1, 16), (1, 12)), start)
-    assert run.attained(3.0, 0.06) >= least
+    run, controller = study.play_planner(trace, engine, goals, Bounds((1, 16), (1, 12)), start)
+    assert run.attainment(3.0, 0.06) >= least
     assert run.hours <= most_hours
     assert all(each.sentence for _, each in controller.decisions)
-    again, _ = study.planned(trace, engine, goals, Bounds((1, 16), (1, 12)), start)
+    again, _ = study.play_planner(trace, engine, goals, Bounds((1, 16), (1, 12)), start)
     assert again.ttft == run.ttft
 
 
@@ -144,11 +144,11 @@ def test_on_a_swing_the_planner_beats_every_static_choice_of_no_more_hours() -> 
     engine = preset("h200-32b")
     goals = Goals(**SLO, cold_start_s=engine.cold_start)
     bounds = Bounds((1, 12), (1, 10))
-    run, _ = study.planned(trace, engine, goals, bounds, (7, 3))
+    run, _ = study.play_planner(trace, engine, goals, bounds, (7, 3))
     found = statics.point("planner", run, goals)
     statics_ = statics.Statics(trace, engine, goals, bounds)
     total = int(found.hours / (run.ends_at / 3600))
-    rivals = [statics_.of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
+    rivals = [statics_.point_of((p, total - p)) for p in range(total // 2 - 1, total // 2 + 4)]
     assert found.attained > max(each.attained for each in rivals)
     assert found.changes_per_h <= 30
 
@@ -159,7 +159,7 @@ def test_perfect_foresight_serves_a_step_that_nobody_could_see_coming() -> None:
     trace += [Arrival(300 + index * 0.05, 4000, 20) for index in range(6000)]
     both = foresight.tables(trace, MODEL, 1.0, 0.06, ((1, 12), (1, 3)))
     replayed = foresight.replay(trace, MODEL, foresight.schedule(both, MODEL, 1.0, Bounds((1, 12), (1, 3))))
-    assert replayed.attained(1.0, 0.06) > 0.97
+    assert replayed.attainment(1.0, 0.06) > 0.97
     assert replayed.hours < 12 * 600 / 3600
 
 
@@ -178,7 +178,7 @@ def test_a_link_that_is_free_adds_nothing_and_one_that_is_slower_than_prefill_ad
 def test_several_prefills_use_up_the_link_into_one_decode() -> None:
     trace = [Arrival(index * 0.1, 4000, 10) for index in range(600)]
     free, one, four = (
-        World(trace, model, counts, Static()).play().attained(3.0, 0.06)
+        World(trace, model, counts, Static()).play().attainment(3.0, 0.06)
         for model, counts in ((MODEL, (5, 1)), (LINKED, (5, 1)), (LINKED, (5, 4)))
     )
     assert free == four == 1.0
@@ -188,14 +188,14 @@ def test_several_prefills_use_up_the_link_into_one_decode() -> None:
 def test_the_link_out_of_a_prefill_is_used_up_too() -> None:
     slow = msgspec.structs.replace(LINKED, link=0.5e9)
     trace = [Arrival(index * 0.5, 4000, 10) for index in range(100)]
-    assert World(trace, slow, (1, 8), Static()).play().attained(3.0, 0.06) < 0.3
-    assert World(trace, slow, (2, 8), Static()).play().attained(3.0, 0.06) == 1.0
+    assert World(trace, slow, (1, 8), Static()).play().attainment(3.0, 0.06) < 0.3
+    assert World(trace, slow, (2, 8), Static()).play().attainment(3.0, 0.06) == 1.0
 
 
 def test_every_request_is_answered_over_links_however_counts_change() -> None:
     trace = [Arrival(index * 0.2, 4000, 30) for index in range(600)]
     schedule = [(at * 20.0, counts) for at, counts in enumerate([(2, 2), (1, 3), (3, 1), (1, 1), (2, 2)])]
-    run = World(trace, LINKED, (2, 2), Scheduled(schedule, 5.0), rules=PATIENT).play()
+    run = World(trace, LINKED, (2, 2), ScheduleController(schedule, 5.0), rules=PATIENT).play()
     assert all(0 < each < math.inf for each in run.ttft)
     assert all(each < math.inf for each in run.tpot)
 

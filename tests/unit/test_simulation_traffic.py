@@ -11,7 +11,7 @@ import pytest
 from xpyd_operator.errors import XpydError
 from xpyd_operator.simulation import families
 from xpyd_operator.simulation.chance import Chance
-from xpyd_operator.simulation.families import made
+from xpyd_operator.simulation.families import make_trace
 from xpyd_operator.simulation.hardware import GPUS, MODELS, PRESETS, gpu_of, model_of, roofline
 from xpyd_operator.simulation.prefix import BLOCK
 from xpyd_operator.simulation.trace import Trace, read
@@ -88,8 +88,8 @@ def per_s(trace: Trace, begin: float, end: float) -> float:
 @pytest.mark.parametrize("name", families.DEFAULTS)
 def test_a_family_is_the_same_with_its_seed_and_another_with_another(name: str) -> None:
     text = f"{name}:hours=0.1"
-    assert made(text, 4) == made(text, 4) != made(text, 5)
-    trace = made(text, 4)
+    assert make_trace(text, 4) == make_trace(text, 4) != make_trace(text, 5)
+    trace = make_trace(text, 4)
     assert trace == sorted(trace)
     assert trace[-1].at < 0.1 * 3600
     assert all(each.prompt >= 1 and each.output >= 1 for each in trace)
@@ -97,12 +97,12 @@ def test_a_family_is_the_same_with_its_seed_and_another_with_another(name: str) 
 
 def test_square_waves_have_the_period_and_the_phase_that_are_asked_for() -> None:
     for minutes in (1, 7, 40):
-        trace = made(f"square:period={minutes}m,rate=0.5,hours=2,phase=0,share=0.5", 1)
+        trace = make_trace(f"square:period={minutes}m,rate=0.5,hours=2,phase=0,share=0.5", 1)
         half = minutes * 30.0
         low = statistics.mean(per_s(trace, start * half, (start + 1) * half) for start in range(0, int(7200 // half), 2))
         high = statistics.mean(per_s(trace, start * half, (start + 1) * half) for start in range(1, int(7200 // half), 2))
         assert [low, high] == pytest.approx([0.5, 1.5], rel=0.15)
-    shifted = made("square:period=40m,rate=0.5,hours=1,phase=0.5", 1)
+    shifted = make_trace("square:period=40m,rate=0.5,hours=1,phase=0.5", 1)
     assert per_s(shifted, 0, 1200) > 2 * per_s(shifted, 1200, 2400)
 
 
@@ -115,31 +115,31 @@ def test_periods_of_square_waves_are_drawn_from_one_to_forty_minutes() -> None:
 
 
 def test_levels_of_families() -> None:
-    ramp, step, spike = made("ramp:hours=0.4", 1), made("step:hours=0.4", 1), made("spike:hours=0.5", 1)
+    ramp, step, spike = make_trace("ramp:hours=0.4", 1), make_trace("step:hours=0.4", 1), make_trace("spike:hours=0.5", 1)
     assert per_s(ramp, 0, 120) < 4
     assert per_s(ramp, 600, 720) > 7
     assert per_s(ramp, 730, 1440) == pytest.approx(2.0, rel=0.15)
     assert [per_s(step, 0, 720), per_s(step, 720, 1440)] == pytest.approx([3, 9], rel=0.15)
     assert per_s(spike, 990, 1170) == pytest.approx(16, rel=0.15)
     assert per_s(spike, 0, 980) == pytest.approx(4, rel=0.15)
-    quiet = made("quiet:hours=1", 1)
+    quiet = make_trace("quiet:hours=1", 1)
     assert per_s(quiet, 0, 1400) == pytest.approx(7.5, rel=0.1)
     assert per_s(quiet, 1600, 3500) < 0.5
-    day = made("diurnal:hours=1,period=1h", 1)
+    day = make_trace("diurnal:hours=1,period=1h", 1)
     assert per_s(day, 0, 300) < 2
     assert per_s(day, 1650, 1950) > 8
-    mix = made("mix:hours=0.4", 1)
+    mix = make_trace("mix:hours=0.4", 1)
     first, last = ([each for each in mix if (each.at < 720) is early] for early in (True, False))
     assert statistics.mean(each.prompt for each in first) > 4 * statistics.mean(each.prompt for each in last)
     assert statistics.mean(each.output for each in last) > 4 * statistics.mean(each.output for each in first)
-    burst = made("onoff:hours=1", 2)
+    burst = make_trace("onoff:hours=1", 2)
     rates = [per_s(burst, at, at + 60) for at in range(0, 3600, 60)]
     assert min(rates) < 2
     assert max(rates) > 6
 
 
 def test_agents_prompts_begin_with_what_came_before() -> None:
-    trace = made("agents:hours=0.3", 1)
+    trace = make_trace("agents:hours=0.3", 1)
     assert all(len(each.hashes) == -(-each.prompt // BLOCK) for each in trace)
     seen: set[int] = set()
     known = total = 0
@@ -159,7 +159,7 @@ def test_agents_prompts_begin_with_what_came_before() -> None:
 ])
 def test_families_that_there_are_not_are_named(text: str, words: str) -> None:
     with pytest.raises(XpydError, match=words):
-        made(text, 1)
+        make_trace(text, 1)
 
 
 # ---- instances from data sheets

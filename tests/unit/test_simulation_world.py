@@ -11,13 +11,13 @@ import pytest
 from xpyd_operator.errors import XpydError
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import frontier
-from xpyd_operator.simulation.controllers import ControlLaw, LoadThreshold, Scheduled, Static
+from xpyd_operator.simulation.controllers import ControlLaw, LoadThreshold, ScheduleController, Static
 from xpyd_operator.simulation.engine import EngineModel, Pools
 from xpyd_operator.simulation.outcome import Run
 from xpyd_operator.simulation.prefix import BLOCK, PrefixCache
 from xpyd_operator.simulation.rules import PATIENT, RouterRules
 from xpyd_operator.simulation.statics import Point, Statics, hull
-from xpyd_operator.simulation.trace import Arrival, Trace, scaled
+from xpyd_operator.simulation.trace import Arrival, Trace, scale_trace
 from xpyd_operator.simulation.world import World
 
 MODEL = EngineModel(prefill_rate=10_000, step_base=0.01, step_per_request=0.001, kv_tokens=50_000, cold_start=60.0)
@@ -80,7 +80,7 @@ def test_without_hashes_nothing_is_shared() -> None:
 
 def test_copies_of_a_request_are_others_prompts() -> None:
     trace = [Arrival(0.0, BLOCK, 5, (1,))]
-    twice = scaled(trace, 2.0, lambda: 0.5)
+    twice = scale_trace(trace, 2.0, lambda: 0.5)
     assert len({each.hashes for each in twice}) == 2
 
 
@@ -121,8 +121,8 @@ def test_a_prompt_waits_until_kv_has_room_for_it() -> None:
 
 def test_work_is_spread_over_plain_engines() -> None:
     trace = steady(300, 0.2)
-    assert play(trace, MODEL, (0, 4)).attained(1.0, 0.06) > 0.99
-    assert play(trace, MODEL, (0, 2)).attained(1.0, 0.06) < 0.5
+    assert play(trace, MODEL, (0, 4)).attainment(1.0, 0.06) > 0.99
+    assert play(trace, MODEL, (0, 2)).attainment(1.0, 0.06) < 0.5
 
 
 def test_short_prompts_skip_prefill_where_the_service_says_so() -> None:
@@ -135,7 +135,7 @@ def test_short_prompts_skip_prefill_where_the_service_says_so() -> None:
 def test_without_prefill_requests_are_refused_where_the_service_says_so() -> None:
     run = play(steady(5, 1.0), MODEL, (0, 1), rules=RouterRules(onto_decode=False))
     assert run.refused == 5
-    assert run.attained(math.inf, math.inf) == 1.0
+    assert run.attainment(math.inf, math.inf) == 1.0
     assert run.ttft == [math.inf] * 5
 
 
@@ -149,8 +149,8 @@ def test_who_waits_too_long_is_refused_so_an_overload_does_not_make_everybody_la
     assert run.refused > 200
     assert patient.refused == 0
     assert max(ttft for ttft in run.ttft if ttft < math.inf) < 2.0 + 2.0 + 1.0
-    assert run.attained(5.0, 1.0) > 0.4
-    assert patient.attained(5.0, 1.0) < 0.1
+    assert run.attainment(5.0, 1.0) > 0.4
+    assert patient.attainment(5.0, 1.0) < 0.1
 
 
 def test_a_full_queue_refuses_who_comes_next() -> None:
@@ -167,7 +167,7 @@ def test_a_full_queue_refuses_who_comes_next() -> None:
 
 def started_after(model: EngineModel, seed: int = 1) -> tuple[float, Run]:
     trace = steady(150, 10.0, prompt=10, output=2)
-    run = World(trace, model, (1, 1), Scheduled([(0.0, (1, 1)), (10.0, (2, 1))], 5.0), seed=seed).play()
+    run = World(trace, model, (1, 1), ScheduleController([(0.0, (1, 1)), (10.0, (2, 1))], 5.0), seed=seed).play()
     return next(mark.at for mark in run.marks if mark.ready_prefill == 2) - 10.0, run
 
 
@@ -207,8 +207,8 @@ def test_what_is_paid_for_are_devices() -> None:
 def test_pools_that_are_not_alike_do_not_switch_roles() -> None:
     trace = steady(600, 1.0, prompt=10, output=2)
     schedule = [(0.0, (1, 3)), (100.0, (3, 1))]
-    alike = World(trace, MODEL, (1, 3), Scheduled(schedule, 5.0)).play()
-    other = World(trace, Pools(MODEL, with_(gpus=2)), (1, 3), Scheduled(schedule, 5.0)).play()
+    alike = World(trace, MODEL, (1, 3), ScheduleController(schedule, 5.0)).play()
+    other = World(trace, Pools(MODEL, with_(gpus=2)), (1, 3), ScheduleController(schedule, 5.0)).play()
     assert (alike.switches, alike.added, alike.removed) == (2, 0, 0)
     assert (other.switches, other.added, other.removed) == (0, 2, 2)
     assert next(mark.at for mark in other.marks if mark.ready_prefill == 3) == pytest.approx(160, abs=10)
@@ -284,4 +284,4 @@ def test_choices_of_unequal_instances_are_counted_in_devices() -> None:
     assert statics.splits(12) == [(1, 4), (2, 2)]
     assert statics.splits(7) == []
     chosen = statics.sweep()
-    assert statics.of(chosen).hours == pytest.approx(statics.gpus(chosen) * 99 * 0.5 / 3600, rel=0.01)
+    assert statics.point_of(chosen).hours == pytest.approx(statics.gpus(chosen) * 99 * 0.5 / 3600, rel=0.01)

@@ -127,4 +127,4 @@ def test_a_play_is_the_hour_in_a_tenth_of_its_time(drill: Any) -> None:
     times = set(msgspec.structs.asdict(hour)) - set(unchanged)
     assert len(times) == 11, "a new field is a time, a rate or neither: say which in hurried()"
     run = drill["play"].simulated(play, 2)
-    assert run.attained(play.ttft_s, play.tpot_s) > 0.5
+    assert run.attainment(play.ttft_s, play.tpot_s) > 0.5

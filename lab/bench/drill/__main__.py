@@ -151,7 +151,7 @@ def by_simulation(play: Play) -> dict[str, Any]:
     """The figures of the same play, simulated."""
     run = simulated(play, ROUTERS)
     counts = [f"{at:.0f} s: wanted {prefill}P{decode}D" for at, _, (prefill, decode) in run.changes]
-    return {"attained": run.attained(play.ttft_s, play.tpot_s), "instance_s": run.instance_s, "changes": len(run.changes),
+    return {"attained": run.attainment(play.ttft_s, play.tpot_s), "instance_s": run.instance_s, "changes": len(run.changes),
             "lost": run.refused, "counts": counts}
 
 

@@ -17,10 +17,10 @@ import msgspec
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.plan.planner.run import bounds_of, goals_of
 from xpyd_operator.simulation.engine import EngineModel
-from xpyd_operator.simulation.families import made
+from xpyd_operator.simulation.families import make_trace
 from xpyd_operator.simulation.outcome import Pair, Run
 from xpyd_operator.simulation.rules import RouterRules
-from xpyd_operator.simulation.study import planned
+from xpyd_operator.simulation.study import play_planner
 from xpyd_operator.simulation.trace import Trace
 
 FASTER = 10.0
@@ -59,7 +59,7 @@ class Play(NamedTuple):
 
 def play_of(family: str, seed: int, faster: float = FASTER) -> Play:
     """The scenario of a family of traffic. Raises XpydError: there is none of that name."""
-    trace = [each._replace(at=each.at / faster) for each in made(family, seed)]
+    trace = [each._replace(at=each.at / faster) for each in make_trace(family, seed)]
     return Play(family, seed, trace, hurried(HOUR_ENGINE, faster), faster)
 
 
@@ -95,7 +95,7 @@ def simulated(play: Play, routers: int) -> Run:
     rules = RouterRules(queue_timeout_s=service.spec.router.queue_timeout_s, queue_size=service.spec.router.queue_size,
                         routers=routers)
     goals = goals_of(service, play.engine.cold_start)
-    run, _ = planned(play.trace, play.engine, goals, bounds_of(service), START, rules=rules, seed=play.seed)
+    run, _ = play_planner(play.trace, play.engine, goals, bounds_of(service), START, rules=rules, seed=play.seed)
     return run
 
 

@@ -30,7 +30,7 @@ from xpyd_operator.simulation import study
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.families import sinusoid
 from xpyd_operator.simulation.hardware import preset
-from xpyd_operator.simulation.trace import Trace, read, scaled
+from xpyd_operator.simulation.trace import Trace, read, scale_trace
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/planner.json"
@@ -44,7 +44,7 @@ PARTS = (*SIMULATED, "calibration")
 def real(folder: Path, name: str, factor: float) -> Trace:
     """A trace with ``factor`` times its requests."""
     with gzip.open(folder / name, "rt") as lines:
-        return scaled(read(lines, name), factor, Random(1).random)
+        return scale_trace(read(lines, name), factor, Random(1).random)
 
 
 def loads(folder: Path | None) -> dict[str, tuple[Callable[[], Trace], str]]:

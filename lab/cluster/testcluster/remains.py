@@ -123,7 +123,7 @@ def _found(folder: Folder) -> Iterator[tuple[int, int]]:
     record = folder.load()
     recorded = {identity.pid: identity for identity in record.processes.values()} if record is not None else {}
     mark, group, below = marker(folder), f"/{short_name(folder)}", f"{folder.path}/".encode()
-    for stat in procs.everyone():
+    for stat in procs.all_processes():
         if stat.pid == os.getpid():
             continue
         identity = recorded.get(stat.pid)

@@ -1,12 +1,12 @@
 """The operator's errors.
 
     XpydError
-    ├── SpecError       a document is wrong: one or more faults, each with the path of its field
-    ├── Unsupported     valid, but this version or backend cannot do it; says which field and why
-    ├── LocalError      the local backend cannot go on (port taken, no state folder …)
-    ├── NotFound        no such service or instance
-    ├── NotYet          nothing is wrong: what this needs is not there yet
-    └── ServiceGone     nothing is wrong: what this is for does not exist any more
+    ├── SpecError          a document is wrong: one or more faults, each with the path of its field
+    ├── UnsupportedField   valid, but this version or backend cannot do it; says which field and why
+    ├── LocalError         the local backend cannot go on (port taken, no state folder …)
+    ├── NotFound           no such service or instance
+    ├── NotYet             nothing is wrong: what this needs is not there yet
+    └── ServiceGone        nothing is wrong: what this is for does not exist any more
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SpecError(XpydError):
         self.faults = faults
 
 
-class Unsupported(XpydError):
-    """Valid, but not possible here."""
+class UnsupportedField(XpydError):
+    """A field whose value is valid, but that this version or backend cannot do."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

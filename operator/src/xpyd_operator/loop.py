@@ -17,8 +17,8 @@ import msgspec
 
 from xpyd_operator.errors import NotYet, ServiceGone, XpydError
 from xpyd_operator.plan.actions import Action, Create
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.round import Round, think
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ SLOWEST_S = 5.0
 class Backend(Protocol):
     """Where instances live."""
 
-    async def desired(self) -> Desired:
-        """What is wanted now. Raises XpydError while that cannot be told; the last answer is used then."""
+    async def desired_service(self) -> DesiredService:
+        """What the service is to be like now. Raises XpydError while that cannot be told; the last answer is used then."""
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         """What is there now; bounded in time."""
 
     async def prepare(self, round_: Round) -> None:
@@ -54,11 +54,11 @@ class Backend(Protocol):
                 round, a backend makes nothing without what that needs.
         """
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         """Take note of a round: write the status where it is read."""
 
 
-async def converge(backend: Backend, now: float, *, dry_run: bool = False, last: Desired | None = None) -> Round:
+async def converge(backend: Backend, now: float, *, dry_run: bool = False, last: DesiredService | None = None) -> Round:
     """One round at ``now`` (unix seconds). With ``dry_run`` nothing is applied and nothing reported.
 
     Raises:
@@ -68,7 +68,7 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
     failures: list[str] = []
     postponed: list[str] = []
     try:
-        desired = await backend.desired()
+        desired = await backend.desired_service()
     except ServiceGone:
         raise
     except Exception as error:
@@ -82,7 +82,7 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
         await _carry_out(backend, done, failures, postponed)
     done = msgspec.structs.replace(done, failures=tuple(failures), postponed=tuple(dict.fromkeys(postponed)))
     if not dry_run:
-        backend.said(done)
+        backend.report(done)
     return done
 
 
@@ -161,7 +161,7 @@ async def run(
 ) -> Round:
     """Rounds until one satisfies ``until``; ``wake`` begins the next one at once. The last round."""
     failed = 0
-    last: Desired | None = None
+    last: DesiredService | None = None
     while True:
         try:
             done = await converge(backend, clock(), last=last)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 
-class Given(msgspec.Struct, frozen=True):
+class GivenOption(msgspec.Struct, frozen=True):
     """One option as it stands in a list."""
 
     index: int
@@ -21,8 +21,8 @@ class Given(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
 
-def given(args: Sequence[str]) -> Iterator[Given]:
-    """Every option of a list, in its order."""
+def given_options(args: Sequence[str]) -> Iterator[GivenOption]:
+    """Every option of a list of arguments, in its order."""
     for index, argument in enumerate(args):
         name, joined, value = argument.partition("=")
         if not is_option(name):
@@ -32,7 +32,7 @@ def given(args: Sequence[str]) -> Iterator[Given]:
             if is_option(following):
                 break
             values.append(following)
-        yield Given(index, name.partition(".")[0].replace("_", "-"), tuple(values))
+        yield GivenOption(index, name.partition(".")[0].replace("_", "-"), tuple(values))
 
 
 def surplus(args: Sequence[str]) -> Iterator[int]:

@@ -80,7 +80,8 @@ def _written(service: DisaggService, at: str, path: str) -> str:
     """The path of a finding: of a role's template, which is laid over that of all pods, where that part was written."""
     below = path.removeprefix("template")
     if at in _ROLES and below != path and service.spec.template is not None:
-        both = ((f"{at}.template", service.spec.written(_ROLES[at]).template), ("spec.template", service.spec.template))
+        both = ((f"{at}.template", service.spec.written_section(_ROLES[at]).template),
+                ("spec.template", service.spec.template))
         return templates.origin(below, service.spec.role(_ROLES[at]).template, *both) or f"{at}.{path}"
     return f"{at}.{path}" if path else at
 

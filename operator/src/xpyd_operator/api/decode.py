@@ -14,8 +14,8 @@ from xpyd_operator.api.walk import Walk
 from xpyd_operator.errors import Fault, SpecError
 
 
-class Decoded(msgspec.Struct, frozen=True):
-    """A service that is right, and what is worth saying about it."""
+class DecodedService(msgspec.Struct, frozen=True):
+    """A DisaggService that is right, and what is worth saying about it."""
 
     service: DisaggService
     """The document."""
@@ -25,8 +25,8 @@ class Decoded(msgspec.Struct, frozen=True):
     """What would be wrong for one target, when no target was given."""
 
 
-class Examined(msgspec.Struct, frozen=True):
-    """What is known of a document, right or not."""
+class ExaminedService(msgspec.Struct, frozen=True):
+    """What is known of a document of a DisaggService, right or not."""
 
     service: DisaggService | None
     """The document without unknown fields, whatever the rules say of it; None where it has not its form."""
@@ -46,7 +46,7 @@ class DecodedPool(msgspec.Struct, frozen=True):
     """Fields that were ignored (lenient decoding only)."""
 
 
-def decode_service(obj: Any, *, strict: bool = True, target: Target | None = None) -> Decoded:
+def decode_service(obj: Any, *, strict: bool = True, target: Target | None = None) -> DecodedService:
     """Decode and check a DisaggService.
 
     Args:
@@ -61,17 +61,17 @@ def decode_service(obj: Any, *, strict: bool = True, target: Target | None = Non
     seen = examine(obj, strict=strict, target=target)
     if seen.service is None or seen.faults:
         raise SpecError(seen.faults)
-    return Decoded(service=seen.service, warnings=seen.warnings, notes=seen.notes)
+    return DecodedService(service=seen.service, warnings=seen.warnings, notes=seen.notes)
 
 
-def examine(obj: Any, *, strict: bool = True, target: Target | None = None) -> Examined:
+def examine(obj: Any, *, strict: bool = True, target: Target | None = None) -> ExaminedService:
     """As ``decode_service``, with what was found instead of an error."""
     walk = Walk(strict=strict)
     service = msgspec.convert(walk.convert(DisaggService, obj, ""), DisaggService)
     wrong, notes = checks.faults(service, target, {fault.path for fault in walk.faults})
     if len(notes) == len(Target):
         wrong += [fault for target_notes in notes.values() for fault in target_notes]
-    return Examined(
+    return ExaminedService(
         service=None if walk.formless else service,
         faults=tuple(dict.fromkeys(walk.faults + wrong)),
         warnings=tuple(walk.warnings),

@@ -31,7 +31,7 @@ _NODE: Final = 8
 """Devices of the nodes that are commonly had; those of NVIDIA and AMD."""
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedDevice(msgspec.Struct, frozen=True):
     """A device that a role names."""
 
     path: str
@@ -45,7 +45,7 @@ class Devices(msgspec.Struct, frozen=True):
 
     added: str
     """The key that nothing names and that is added; empty: none is."""
-    named: tuple[Named, ...]
+    named: tuple[NamedDevice, ...]
     claimed: bool
     """Some come by claims (dynamic resource allocation)."""
 
@@ -88,14 +88,14 @@ def limits(role: RoleSpec) -> dict[str, int | str]:
     return made | ({found.added: role.parallelism.devices_of_pod} if found.added else {})
 
 
-def counted(role: RoleSpec) -> Iterator[Named]:
-    """Of the devices that are named, those that must be as many as ``parallelism`` says."""
+def counted_devices(role: RoleSpec) -> Iterator[NamedDevice]:
+    """The named devices of a role that must be as many as ``parallelism`` says."""
     named = devices(role).named
     mine = [one for one in named if one.key == GPU] if role.parallelism.device is None else []
     yield from mine or (one for one in named if meaning(one.key) is not Meaning.SHARE)
 
 
-def questions(role: RoleSpec) -> Iterator[Named]:
+def questions(role: RoleSpec) -> Iterator[NamedDevice]:
     """Keys of which only the user knows whether engines compute on them, where nothing else says on what they do."""
     everything = tuple(_named(role))
     unknown = {one.key: one for one in _unknown(everything)}
@@ -109,17 +109,17 @@ def networks(role: RoleSpec) -> list[str]:
     return list(dict.fromkeys(one.key for one in _named(role) if meaning(one.key) is Meaning.NETWORK))
 
 
-def contradicted(role: RoleSpec) -> Iterator[Named]:
-    """What names a device although ``parallelism.device`` is none; claims have no key."""
+def contradicting_devices(role: RoleSpec) -> Iterator[NamedDevice]:
+    """What names a device of a role whose ``parallelism.device`` is none; claims have no key."""
     if role.parallelism.device == NO_DEVICE:
         yield from (one for one in _named(role) if meaning(one.key) in (Meaning.DEVICE, Meaning.SHARE))
         if _claimed(role):
             own = role.resources is not None and role.resources.claims
-            yield Named("resources.claims" if own else "template", "", None)
+            yield NamedDevice("resources.claims" if own else "template", "", None)
 
 
-def unstated(role: RoleSpec) -> bool:
-    """Whether a device is added beside resources that name none."""
+def implies_device(role: RoleSpec) -> bool:
+    """Whether ``nvidia.com/gpu`` is added to a role whose resources name no device."""
     return role.parallelism.device is None and role.resources is not None and bool(devices(role).added)
 
 
@@ -131,7 +131,7 @@ def notes(service: DisaggService) -> list[Fault]:
         keys = devices(role).keys
         if role.parallelism.pods > 1:
             found.append(Fault(f"spec.{which}.parallelism.pods", _members(role)))
-        if unstated(role):
+        if implies_device(role):
             number = role.parallelism.devices_of_pod
             words = f"{GPU}: {number} is added; on CPUs write spec.{which}.parallelism.device: none"
             found.append(Fault(f"spec.{which}.resources", f"names no device, so {words}"))
@@ -168,11 +168,11 @@ def _members(role: RoleSpec) -> str:
     return f"{words}; each has {ranks} of the {size.data} data-parallel ranks, and a server for them"
 
 
-def _unknown(named: Iterable[Named]) -> Iterator[Named]:
+def _unknown(named: Iterable[NamedDevice]) -> Iterator[NamedDevice]:
     return (one for one in named if meaning(one.key) is Meaning.UNKNOWN)
 
 
-def _named(role: RoleSpec) -> Iterator[Named]:
+def _named(role: RoleSpec) -> Iterator[NamedDevice]:
     """Everything with a domain, where the later of two of one key holds."""
     given = role.resources or Resources()
     parts: list[tuple[str, Any]] = [("resources.requests", given.requests), ("resources.limits", given.limits)]
@@ -181,7 +181,7 @@ def _named(role: RoleSpec) -> Iterator[Named]:
     for path, part in parts:
         for key, value in part.items() if isinstance(part, dict) else ():
             if isinstance(key, str) and "/" in key and isinstance(value, int | str) and not isinstance(value, bool):
-                yield Named(f'{path}["{key}"]', key, value)
+                yield NamedDevice(f'{path}["{key}"]', key, value)
 
 
 def _claimed(role: RoleSpec) -> bool:

@@ -43,7 +43,7 @@ CHOICE: Final = "UCX_TLS"
 def judging(service: DisaggService) -> list[Fault]:
     """Where the roles differ in such an argument; the path is that of one that is set."""
     spec = service.spec
-    if not spec.prefill.most:
+    if not spec.prefill.max_instances:
         return []
     common = dict(_given(spec.engine.args))
     own = {"prefill": dict(_given(spec.prefill.args)), "decode": dict(_given(spec.decode.args))}
@@ -65,9 +65,9 @@ def judging(service: DisaggService) -> list[Fault]:
 def values(service: DisaggService) -> Iterator[Fault]:
     """A type of KV that one role states and the other leaves to its default."""
     spec = service.spec
-    if not spec.prefill.most or any(one.name == KV_TYPE for one in arguments.given(spec.engine.args)):
+    if not spec.prefill.max_instances or any(one.name == KV_TYPE for one in arguments.given_options(spec.engine.args)):
         return
-    given = {role: [one for one in arguments.given(spec.role(role).args) if one.name == KV_TYPE] for role in Role}
+    given = {role: [one for one in arguments.given_options(spec.role(role).args) if one.name == KV_TYPE] for role in Role}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         stated = given[role][-1] if given[role] else None
         if stated is None or given[other] or stated.values[:1] in ((), ("auto",)):
@@ -93,7 +93,7 @@ def rdma(service: DisaggService) -> Iterator[Fault]:
         words = "blocks go over what this allows; over tcp and shared memory UCX checks nobody: for trusted networks alone"
         yield Fault(f"spec.engine.env[{index}]", words)
     for which in Role if not chosen else ():
-        if not _connected(service.spec.role(which), service.spec.written(which).template is not None):
+        if not _connected(service.spec.role(which), service.spec.written_section(which).template is not None):
             words = (
                 "transport rdma needs an RDMA device, and nothing here seems to bring one: add e.g. limits rdma/ib: 1, "
                 "a claim, or a network in template"
@@ -109,8 +109,8 @@ def wakes(service: DisaggService) -> Iterator[Fault]:
         yield Fault("spec.decode.scaling.min", words)
 
 
-def exposed(service: DisaggService) -> Iterator[Fault]:
-    """KV that others may read or change, for all that the document says."""
+def exposed_kv(service: DisaggService) -> Iterator[Fault]:
+    """A warning where others may read or change KV in transfer, for all that the document says."""
     kv = service.spec.kv
     if kv.transport in ("rdma", "nccl") and kv.encryption == "disabled":
         words = (
@@ -123,7 +123,7 @@ def exposed(service: DisaggService) -> Iterator[Fault]:
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:
     """``(name, (index, values))`` of the arguments that are in the table; of one that is repeated the last one counts."""
-    for one in arguments.given(args):
+    for one in arguments.given_options(args):
         if one.name in JUDGING:
             yield one.name, (one.index, one.values)
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final
 
 from xpyd_operator.api import owned, tables
-from xpyd_operator.api.arguments import Given, given
+from xpyd_operator.api.arguments import GivenOption, given_options
 from xpyd_operator.api.tables import Option
 
 _TAG: Final = re.compile(r":v?(\d+\.\d+)(?:[.\-+_]|$)")
@@ -51,7 +51,7 @@ def versions(image: str) -> tuple[str, ...]:
     return (tag[1],) if tag is not None and tag[1] in known else known
 
 
-def of(found: Sequence[str]) -> str:
+def versions_in_words(found: Sequence[str]) -> str:
     """Versions in words: ``vLLM 0.32 and 0.33``."""
     return f"vLLM {' and '.join(found)}"
 
@@ -65,17 +65,17 @@ def faults(args: Sequence[str], image: str, *, ends: bool = True) -> Iterator[tu
         ends: nothing follows the list, so that its last option has all its values.
     """
     meant = versions(image)
-    for one in given(args):
+    for one in given_options(args):
         if owned.option_of(args[one.index]) or _LEVEL.fullmatch(args[one.index]):
             continue  # refused elsewhere, with what to write; vLLM's own spelling
         last = one.index + len(one.values) + (0 if "=" in args[one.index] else 1) >= len(args)
         words = [_wrong(one, args[one.index], version, open_end=last and not ends) for version in meant]
         if all(words):
             at, text = words[0] or (0, "")
-            yield at, f"{text} ({of(meant)})"
+            yield at, f"{text} ({versions_in_words(meant)})"
 
 
-def _wrong(one: Given, argument: str, version: str, *, open_end: bool) -> tuple[int, str] | None:
+def _wrong(one: GivenOption, argument: str, version: str, *, open_end: bool) -> tuple[int, str] | None:
     found = _find(one.name, version)
     if isinstance(found, str):
         return one.index, f"{one.name} {found}"
@@ -159,4 +159,4 @@ def _find(name: str, version: str) -> Option | str:
 
 @cache
 def _named(version: str) -> dict[str, Option]:
-    return {name: one for one in tables.vllm().of(version) for name in one.names}
+    return {name: one for one in tables.vllm().of_version(version) for name in one.names}

@@ -76,7 +76,8 @@ def addresses(service: DisaggService) -> Iterator[Address]:
         for where, variable_of in templates.variables(template, path):
             if isinstance(variable_of.get("value"), str):
                 yield from _in(f"{where}.value", str(variable_of["name"]), variable_of["value"])
-    lists = (("spec.engine.args", spec.engine.args), *((f"spec.{role}.args", spec.written(role).args) for role in Role))
+    lists = (("spec.engine.args", spec.engine.args),
+             *((f"spec.{role}.args", spec.written_section(role).args) for role in Role))
     for path, args in lists:
         for index, argument in enumerate(args):
             yield from _argument(f"{path}[{index}]", argument)

@@ -102,7 +102,7 @@ def option_of(argument: str) -> tuple[str, str] | None:
     return None
 
 
-def spaced(argument: str) -> bool:
+def is_spaced_option(argument: str) -> bool:
     """Whether an argument is an option and its value in one item."""
     return re.search(SPACED_PATTERN, argument) is not None
 

@@ -113,13 +113,13 @@ class RoleSpec(Part, frozen=True):
     """
 
     @property
-    def least(self) -> int:
-        """Fewest instances, and the count that a service starts with."""
+    def min_instances(self) -> int:
+        """Fewest instances of the role, and the count that a service starts with."""
         if self.scaling is not None:
             return self.scaling.min
         return 1 if self.replicas is None else self.replicas
 
     @property
-    def most(self) -> int:
-        """Most instances."""
-        return self.least if self.scaling is None else self.scaling.max
+    def max_instances(self) -> int:
+        """Most instances of the role."""
+        return self.min_instances if self.scaling is None else self.scaling.max

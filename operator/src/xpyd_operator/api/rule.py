@@ -43,6 +43,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no CEL twin."""
 
 
-def when(condition: bool, path: str, message: str) -> list[Finding]:
-    """One finding or none."""
+def finding_if(condition: bool, path: str, message: str) -> list[Finding]:
+    """One finding where ``condition`` holds, or none."""
     return [(path, message)] if condition else []

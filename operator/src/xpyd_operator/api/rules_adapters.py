@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
 from xpyd_operator.api.service import ServiceSpec
 from xpyd_sidecar.contract.adapters import NAMES_BYTES
 
@@ -17,14 +17,14 @@ def _not_the_model(spec: ServiceSpec) -> Iterator[Finding]:
 
 def _names_fit(spec: ServiceSpec) -> list[Finding]:
     size = sum(len(each.name) for each in spec.adapters)
-    return when(size > NAMES_BYTES, "adapters", f"the names have {size} characters together, at most {NAMES_BYTES}")
+    return finding_if(size > NAMES_BYTES, "adapters", f"the names have {size} characters together, at most {NAMES_BYTES}")
 
 
 def _one_pod(spec: ServiceSpec) -> list[Finding]:
     several = [name for name, role in (("prefill", spec.prefill), ("decode", spec.decode)) if role.parallelism.pods > 1]
     where = " and ".join(f"{name}.parallelism.pods" for name in several)
     right = "write --lora-modules in engine.args, with a folder that all pods see"
-    return when(bool(several and spec.adapters), "adapters", f"not with {where} above 1; {right}")
+    return finding_if(bool(several and spec.adapters), "adapters", f"not with {where} above 1; {right}")
 
 
 def _revision(spec: ServiceSpec) -> Iterator[Finding]:

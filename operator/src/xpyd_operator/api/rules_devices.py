@@ -22,7 +22,7 @@ def _count(role: RoleSpec) -> Iterator[Finding]:
     if parallel.pods > 1:
         sizes = f"{sizes} over {parallel.pods} pods"
     asked = {one.key for one in devices.questions(role)}
-    for one in (each for each in devices.counted(role) if each.key not in asked):
+    for one in (each for each in devices.counted_devices(role) if each.key not in asked):
         if str(one.value) != str(parallel.devices_of_pod):
             known = one.key == GPU or parallel.device is not None
             other = "" if known else "; if the engine runs on something else, write parallelism.device"
@@ -39,7 +39,7 @@ def _questions(role: RoleSpec) -> Iterator[Finding]:
 
 
 def _contradicted(role: RoleSpec) -> Iterator[Finding]:
-    for one in devices.contradicted(role):
+    for one in devices.contradicting_devices(role):
         yield "parallelism.device", f"none, but {one.path} names a device; leave one of them out"
 
 

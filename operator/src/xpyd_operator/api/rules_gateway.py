@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api.gateway import GatewayOptions
 from xpyd_operator.api.router import Router
-from xpyd_operator.api.rule import Finding, Rule, when
+from xpyd_operator.api.rule import Finding, Rule, finding_if
 
 
 def _tls(router: Router) -> list[Finding]:
@@ -19,17 +19,17 @@ def _tls(router: Router) -> list[Finding]:
 
 def _plain_pool(router: Router) -> list[Finding]:
     pool = router.gateway is not None and router.gateway.pool is not None and router.tls.secret is not None
-    return when(pool, "gateway.pool", "gateways speak plain HTTP to an InferencePool; leave out pool or tls.secret")
+    return finding_if(pool, "gateway.pool", "gateways speak plain HTTP to an InferencePool; leave out pool or tls.secret")
 
 
 def _own_path(gateway: GatewayOptions) -> list[Finding]:
     own = gateway.path == "/v1" or gateway.path.startswith("/v1/")
     words = "the prefix is taken away, and routers answer at /v1; write / or a prefix of this service's own"
-    return when(own, "path", words)
+    return finding_if(own, "path", words)
 
 
 def _nowhere(gateway: GatewayOptions) -> list[Finding]:
-    return when(not gateway.parent_refs, "parentRefs", "names no Gateway; write the one that clients come through")
+    return finding_if(not gateway.parent_refs, "parentRefs", "names no Gateway; write the one that clients come through")
 
 
 def _distinct(gateway: GatewayOptions) -> Iterator[Finding]:

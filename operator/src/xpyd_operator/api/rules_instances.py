@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from xpyd_operator.api import owned
 from xpyd_operator.api.model import Engine, Model
 from xpyd_operator.api.roles import RoleSpec, Scaling
-from xpyd_operator.api.rule import Finding, Rule, Target, when
-from xpyd_operator.api.source import Beside, Claim, Hub, Image
+from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
+from xpyd_operator.api.source import Claim, Hub, Image, RelativePath
 
 _ROLES = ("spec.prefill", "spec.decode")
 _PODS = tuple(f"parallelism.{name}" for name in ("pods", "tensor", "pipeline", "data"))
@@ -27,13 +27,16 @@ def _source_fits(model: Model) -> Iterator[Finding]:
 
 
 def _relative(model: Model) -> list[Finding]:
-    return when(
-        isinstance(model.origin, Beside), "source", f"{model.source}: a path beside the document works with `xpyd up` only"
+    return finding_if(
+        isinstance(model.origin, RelativePath), "source",
+        f"{model.source}: a path beside the document works with `xpyd up` only"
     )
 
 
 def _claim(model: Model) -> list[Finding]:
-    return when(isinstance(model.origin, Claim | Image), "source", f"{model.source}: a volume exists in Kubernetes only")
+    return finding_if(
+        isinstance(model.origin, Claim | Image), "source", f"{model.source}: a volume exists in Kubernetes only"
+    )
 
 
 def _owned_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
@@ -47,7 +50,7 @@ def _owned_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
 
 def _spaced_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
     for index, argument in enumerate(section.args):
-        if owned.spaced(argument):
+        if owned.is_spaced_option(argument):
             option = argument.split()[0]
             yield f"args[{index}]", f"an option and its value are two items, or {option}=VALUE"
 
@@ -68,11 +71,11 @@ def _env_local(engine: Engine) -> Iterator[Finding]:
 
 def _one_owner(role: RoleSpec) -> list[Finding]:
     both = role.replicas is not None and role.scaling is not None
-    return when(both, "", "replicas and scaling exclude each other; keep replicas for a fixed count, or scaling")
+    return finding_if(both, "", "replicas and scaling exclude each other; keep replicas for a fixed count, or scaling")
 
 
 def _scaling(scaling: Scaling) -> list[Finding]:
-    return when(scaling.min > scaling.max, "min", f"must be at most max ({scaling.max}), not {scaling.min}")
+    return finding_if(scaling.min > scaling.max, "min", f"must be at most max ({scaling.max}), not {scaling.min}")
 
 
 def _pods(role: RoleSpec) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api.kv import Kv, SharedMemory
 from xpyd_operator.api.offload import NO_STORES, Offload, Store
-from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
 
 _NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|sbin|opt)(/.*)?)?")
 """What no engine may write to: these folders, all in them, and what is above."""
@@ -20,11 +20,11 @@ def _above_0(name: str) -> str:
 
 
 def _no_memory(kv: Kv) -> list[Finding]:
-    return when(kv.keep_bytes == 0, "memory", "must be above 0; leave it out for what the model needs")
+    return finding_if(kv.keep_bytes == 0, "memory", "must be above 0; leave it out for what the model needs")
 
 
 def _shm_pods(kv: Kv) -> list[Finding]:
-    return when(
+    return finding_if(
         kv.transport == "shm" and kv.shared_memory is None,
         "sharedMemory",
         "transport shm needs sharedMemory.hostPath in Kubernetes; or write transport: tcp",
@@ -33,18 +33,18 @@ def _shm_pods(kv: Kv) -> list[Finding]:
 
 def _encrypts(kv: Kv) -> list[Finding]:
     clear = kv.encryption == "enabled" and kv.transport in ("rdma", "nccl")
-    return when(clear, "encryption", f"transport {kv.transport} does not encrypt; write transport: auto, tcp or shm")
+    return finding_if(clear, "encryption", f"transport {kv.transport} does not encrypt; write transport: auto, tcp or shm")
 
 
 def _host_path(shared: SharedMemory) -> list[Finding]:
     right = "write a folder of its own, such as /dev/shm/xpyd"
     if _NODES_OWN.fullmatch(shared.host_path):
         return [("hostPath", f"{shared.host_path} belongs to the node's system, and engines write there; {right}")]
-    return when(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
+    return finding_if(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
 
 
 def _nowhere(offload: Offload) -> list[Finding]:
-    return when(offload == Offload(), "", "names no place; write memory, disk or store, or leave it out")
+    return finding_if(offload == Offload(), "", "names no place; write memory, disk or store, or leave it out")
 
 
 def _sizes(offload: Offload) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def _sizes(offload: Offload) -> Iterator[Finding]:
 
 def _no_store(store: Store) -> list[Finding]:
     instead = NO_STORES.get(store.connector, "")
-    return when(bool(instead), "connector", f"{store.connector} {instead}")
+    return finding_if(bool(instead), "connector", f"{store.connector} {instead}")
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api.operation import NetworkPolicy, Rollout
 from xpyd_operator.api.router import Ports, Router
-from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
 from xpyd_operator.api.service import ServiceSpec
 
 _COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
@@ -16,18 +16,19 @@ _PREFILL, _DECODE = _LEAST.format("prefill"), _LEAST.format("decode")
 
 def _decode_needed(spec: ServiceSpec) -> list[Finding]:
     right = "only decode instances write answers; for none while nobody asks write decode.scaling with min 0"
-    return when(spec.decode.scaling is None and spec.decode.least < 1, "decode.replicas", f"must be at least 1: {right}")
+    none = spec.decode.scaling is None and spec.decode.min_instances < 1
+    return finding_if(none, "decode.replicas", f"must be at least 1: {right}")
 
 
 def _prefill_needed(spec: ServiceSpec) -> list[Finding]:
-    never = spec.prefill.most == 0 and spec.router.on_no_prefill == "reject"
+    never = spec.prefill.max_instances == 0 and spec.router.on_no_prefill == "reject"
     right = "write router.onNoPrefill: decode, or at least 1"
-    return when(never, "prefill.replicas", f"with 0 every request would be rejected; {right}")
+    return finding_if(never, "prefill.replicas", f"with 0 every request would be rejected; {right}")
 
 
 def _tensor(spec: ServiceSpec) -> list[Finding]:
     ours, theirs = spec.prefill.parallelism.tensor, spec.decode.parallelism.tensor
-    return when(
+    return finding_if(
         ours % theirs != 0 and theirs % ours != 0,
         "decode.parallelism.tensor",
         f"one of the tensor sizes of prefill ({ours}) and decode ({theirs}) must divide the other: KV is split by heads",
@@ -37,47 +38,48 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
 def _topology(spec: ServiceSpec) -> list[Finding]:
     unused = spec.engine.topology is not None and spec.prefill.parallelism.pods == spec.decode.parallelism.pods == 1
     right = "one pod is placed by template.spec.affinity"
-    return when(unused, "engine.topology", f"only for instances of several pods (parallelism.pods above 1); {right}")
+    return finding_if(unused, "engine.topology", f"only for instances of several pods (parallelism.pods above 1); {right}")
 
 
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
     idle = spec.planner.mode == "auto" and spec.prefill.scaling is None and spec.decode.scaling is None
-    return when(idle, "planner.mode", "auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
+    words = "auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling"
+    return finding_if(idle, "planner.mode", words)
 
 
 def _planner_slo(spec: ServiceSpec) -> list[Finding]:
     blind = spec.planner.mode != "disabled" and spec.planner.slo.ttft_p95 is None and spec.planner.slo.tpot_p95 is None
-    return when(blind, "planner.slo", f"mode {spec.planner.mode} needs ttftP95, tpotP95 or both")
+    return finding_if(blind, "planner.slo", f"mode {spec.planner.mode} needs ttftP95, tpotP95 or both")
 
 
 def _total(spec: ServiceSpec) -> list[Finding]:
-    most, least = spec.limits.max_instances, spec.prefill.least + spec.decode.least
+    most, least = spec.limits.max_instances, spec.prefill.min_instances + spec.decode.min_instances
     few = most is not None and least > most
-    return when(few, "limits.maxInstances", f"must be at least {least}, the instances asked for, not {most}")
+    return finding_if(few, "limits.maxInstances", f"must be at least {least}, the instances asked for, not {most}")
 
 
 def _ports(ports: Ports) -> list[Finding]:
     taken = ports.admin in (ports.http, ports.members)
     return [
-        *when(ports.http == ports.members, "members", f"must not be the port of http ({ports.http})"),
-        *when(taken, "admin", f"must not be the port of another one ({ports.admin})"),
+        *finding_if(ports.http == ports.members, "members", f"must not be the port of http ({ports.http})"),
+        *finding_if(taken, "admin", f"must not be the port of another one ({ports.admin})"),
     ]
 
 
 def _router_template(router: Router) -> list[Finding]:
     useless = router.template is not None and router.placement != "deployment"
     right = "with sidecar routers live in the pods of decode: write decode.template"
-    return when(useless, "template", f"only for placement: deployment; {right}")
+    return finding_if(useless, "template", f"only for placement: deployment; {right}")
 
 
 def _no_room(rollout: Rollout) -> list[Finding]:
     stuck = all(given in (0, "0%") for given in (rollout.max_surge, rollout.max_unavailable))
-    return when(stuck, "maxUnavailable", "must be at least 1 when maxSurge is 0, or nothing could ever be replaced")
+    return finding_if(stuck, "maxUnavailable", "must be at least 1 when maxSurge is 0, or nothing could ever be replaced")
 
 
 def _policy_off(policy: NetworkPolicy) -> list[Finding]:
     useless = not policy.enabled and bool(policy.clients or policy.egress)
-    return when(useless, "enabled", "must be true for clients or egress to have an effect")
+    return finding_if(useless, "enabled", "must be true for clients or egress to have an effect")
 
 
 def _open_pods(spec: ServiceSpec) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
 from xpyd_operator.api.service import ServiceSpec
 
 _STAYS = "!has(self.decode.scaling) || self.decode.scaling.min > 0"
@@ -13,19 +13,21 @@ _PREFILL = ("(has(self.prefill.scaling) ? self.prefill.scaling.min : "
 def _zero_routers(spec: ServiceSpec) -> list[Finding]:
     beside = _to_zero(spec) and spec.router.placement != "deployment"
     right = "write router.placement: deployment, or decode.scaling.min: 1"
-    return when(beside, "router.placement", f"with decode.scaling.min 0 no router would be left that wakes it; {right}")
+    words = f"with decode.scaling.min 0 no router would be left that wakes it; {right}"
+    return finding_if(beside, "router.placement", words)
 
 
 def _zero_prefill(spec: ServiceSpec) -> list[Finding]:
     path = "prefill.replicas" if spec.prefill.scaling is None else "prefill.scaling.min"
     right = "write prefill.scaling with min 0, or prefill.replicas: 0"
-    return when(_to_zero(spec) and spec.prefill.least > 0, path, f"must be 0, as decode.scaling.min is 0; {right}")
+    above = _to_zero(spec) and spec.prefill.min_instances > 0
+    return finding_if(above, path, f"must be 0, as decode.scaling.min is 0; {right}")
 
 
 def _zero_hold(spec: ServiceSpec) -> list[Finding]:
     short = _to_zero(spec) and spec.router.hold_s < 60
     words = f"with decode.scaling.min 0 requests wait for a start; write at least 1m, e.g. 10m, not {spec.router.hold}"
-    return when(short, "router.hold", words)
+    return finding_if(short, "router.hold", words)
 
 
 def _to_zero(spec: ServiceSpec) -> bool:

@@ -194,7 +194,7 @@ def _struct(kind: mi.StructType) -> Schema:
         schema = _type(field.type) | {"description": docs[field.name]}
         default = default_of(field)
         if default is not None:
-            schema["default"] = filled(schema) if default == {} else default
+            schema["default"] = section_default(schema) if default == {} else default
         properties[field.encode_name] = schema
     result: Schema = {"type": "object", "description": text_of(kind.cls), "properties": properties}
     if required := [field.encode_name for field in kind.fields if field.required]:
@@ -202,7 +202,7 @@ def _struct(kind: mi.StructType) -> Schema:
     return result
 
 
-def filled(schema: Schema) -> Schema:
+def section_default(schema: Schema) -> Schema:
     """The default of a section as the API server must find it: it checks a default against the section's rules as it
     stands, before it fills in the defaults of the fields inside.
     """

@@ -108,12 +108,12 @@ class ServiceSpec(Part, frozen=True):
 
     def role(self, role: Role) -> RoleSpec:
         """The section of a role, its template laid over that of all pods."""
-        section = self.written(role)
+        section = self.written_section(role)
         if self.template is None:
             return section
         return structs.replace(section, template=templates.of_engine(self.template, section.template))
 
-    def written(self, role: Role) -> RoleSpec:
+    def written_section(self, role: Role) -> RoleSpec:
         """The section of a role as it was written, with its own template alone."""
         return self.prefill if role is Role.PREFILL else self.decode
 
@@ -133,11 +133,11 @@ class ServiceSpec(Part, frozen=True):
     @property
     def to_zero(self) -> bool:
         """Whether the service may have no instances: a request that comes then waits in a router, and starts some."""
-        return self.decode.scaling is not None and self.decode.least == 0 and self.router.placement == "deployment"
+        return self.decode.scaling is not None and self.decode.min_instances == 0 and self.router.placement == "deployment"
 
     def takes_adapters(self, role: Role) -> bool:
         """Whether a role's engines may have LoRA adapters: those of the document, or by vLLM's own option."""
-        return bool(self.adapters) or ENABLE_ADAPTERS in (*self.engine.args, *self.written(role).args)
+        return bool(self.adapters) or ENABLE_ADAPTERS in (*self.engine.args, *self.written_section(role).args)
 
     @property
     def asks_hub(self) -> bool:
@@ -146,7 +146,7 @@ class ServiceSpec(Part, frozen=True):
 
     def replicas(self, role: Role) -> int:
         """The count that the document itself asks for: ``replicas``, or the lower bound of ``scaling``."""
-        return self.role(role).least
+        return self.role(role).min_instances
 
 
 class DisaggService(Part, frozen=True):
@@ -178,4 +178,4 @@ class DisaggService(Part, frozen=True):
     @property
     def shape(self) -> str:
         """Wanted instances in the words of the field, e.g. ``1P3D``."""
-        return f"{self.spec.prefill.least}P{self.spec.decode.least}D"
+        return f"{self.spec.prefill.min_instances}P{self.spec.decode.min_instances}D"

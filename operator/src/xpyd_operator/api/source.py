@@ -50,13 +50,13 @@ class Bucket(msgspec.Struct, frozen=True):
     url: str
 
 
-class Beside(msgspec.Struct, frozen=True):
+class RelativePath(msgspec.Struct, frozen=True):
     """A path relative to the folder of the document."""
 
     path: str
 
 
-Source = Hub | Folder | Claim | Image | Bucket | Beside
+Source = Hub | Folder | Claim | Image | Bucket | RelativePath
 
 _HUB = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*(/[A-Za-z0-9][-A-Za-z0-9_.]*)?")
 _CLAIM = re.compile(r"pvc://([a-z0-9](?:[-a-z0-9.]*[a-z0-9])?)(?:/(.*))?")
@@ -94,7 +94,7 @@ def parse(text: str) -> Source:
     if text.startswith("/"):
         return Folder(path=text)
     if text.startswith(("./", "../")):
-        return Beside(path=text)
+        return RelativePath(path=text)
     if claim := _CLAIM.fullmatch(text):
         return Claim(claim=claim[1], path=(claim[2] or "").strip("/"))
     if image := _IMAGE.fullmatch(text):

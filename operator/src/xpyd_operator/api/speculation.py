@@ -73,7 +73,7 @@ def warnings(service: DisaggService) -> Iterator[Words]:
     prefill, decode = _roles(service)
     for path, method in {role.path: role.method for role in (prefill, decode) if role.method in OTHERS}.items():
         yield path, f"an engine that drafts by {method} ends at its start, as xpyd's connector does not know that method"
-    if not service.spec.prefill.most or not _known(prefill, decode):
+    if not service.spec.prefill.max_instances or not _known(prefill, decode):
         return
     if decode.by_model and not prefill.path:
         yield decode.path, f"prefill does not draft, {_NOT_HANDED}"
@@ -86,7 +86,7 @@ def warnings(service: DisaggService) -> Iterator[Words]:
 
 def notes(service: DisaggService) -> list[Fault]:
     """What matters for models with states alone."""
-    if not service.spec.prefill.most:
+    if not service.spec.prefill.max_instances:
         return []
     prefill, decode = _roles(service)
     if not _known(prefill, decode) or prefill.path == decode.path:
@@ -106,7 +106,7 @@ def _roles(service: DisaggService) -> tuple[RoleDraft, RoleDraft]:
     common = [(f"spec.engine.args[{index}]", value) for index, value in enumerate(spec.engine.args)]
     prefill = [(f"spec.prefill.args[{index}]", value) for index, value in enumerate(spec.prefill.args)]
     decode = [(f"spec.decode.args[{index}]", value) for index, value in enumerate(spec.decode.args)]
-    return read([*common, *prefill]) if spec.prefill.most else RoleDraft(), read([*common, *decode])
+    return read([*common, *prefill]) if spec.prefill.max_instances else RoleDraft(), read([*common, *decode])
 
 
 def read(args: Sequence[tuple[str, str]]) -> RoleDraft:
@@ -164,7 +164,7 @@ def _json(text: str | None, otherwise: Any) -> Any:
 def _unreadable(service: DisaggService) -> Iterator[Words]:
     spec = service.spec
     lists = [("spec.engine.args", spec.engine.args), ("spec.decode.args", spec.decode.args)]
-    if spec.prefill.most:
+    if spec.prefill.max_instances:
         lists.insert(1, ("spec.prefill.args", spec.prefill.args))
     for path, args in lists:
         for name, field, value, at in _given([(f"{path}[{index}]", one) for index, one in enumerate(args)]):

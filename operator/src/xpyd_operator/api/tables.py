@@ -55,8 +55,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Those that are known, e.g. 0.32."""
     options: tuple[Option, ...]
 
-    def of(self, version: str) -> tuple[Option, ...]:
-        """Those of one version."""
+    def of_version(self, version: str) -> tuple[Option, ...]:
+        """The options that one version has."""
         return tuple(one for one in self.options if not one.versions or version in one.versions)
 
 

@@ -19,19 +19,20 @@ from typing import Any, Final, NamedTuple
 Template = Mapping[str, Any]
 
 
-class Keyed(NamedTuple):
+class KeyedList(NamedTuple):
     """A list that is merged by a key, and the lists of that kind inside its items."""
 
     key: str
-    inside: Mapping[str, Keyed] = {}
+    inside: Mapping[str, KeyedList] = {}
 
 
-_CONTAINERS: Final = Keyed("name", {"env": Keyed("name"), "ports": Keyed("name"), "volumeMounts": Keyed("mountPath")})
-LISTS: Final[Mapping[str, Keyed]] = {
+_CONTAINERS: Final = KeyedList(
+    "name", {"env": KeyedList("name"), "ports": KeyedList("name"), "volumeMounts": KeyedList("mountPath")})
+LISTS: Final[Mapping[str, KeyedList]] = {
     "containers": _CONTAINERS,
     "initContainers": _CONTAINERS,
-    "volumes": Keyed("name"),
-    "imagePullSecrets": Keyed("name"),
+    "volumes": KeyedList("name"),
+    "imagePullSecrets": KeyedList("name"),
 }
 """Those of a pod's spec."""
 _SOURCES: Final = frozenset({"env", "volumes"})
@@ -60,10 +61,10 @@ def of_router(common: Template | None, own: Template | None) -> dict[str, Any] |
     return _both(None if common is None else _for(common, ENGINES_ALONE, _DEVICES), own)
 
 
-def merged(
-    base: Mapping[str, Any], given: Mapping[str, Any], lists: Mapping[str, Keyed], *, keep: bool = False
+def merge(
+    base: Mapping[str, Any], given: Mapping[str, Any], lists: Mapping[str, KeyedList], *, keep: bool = False
 ) -> dict[str, Any]:
-    """``given`` over ``base``. ``null`` takes a field away, or with ``keep`` stays, so that it takes it away later."""
+    """``given`` laid over ``base``. ``null`` takes a field away, or with ``keep`` stays, so that it takes it away later."""
     made = dict(base)
     for key, part in given.items():
         below = made.get(key)
@@ -77,7 +78,7 @@ def merged(
             known = below if isinstance(below, dict) else {}
             if key.endswith("Probe") and (ways := _WAYS & part.keys()):
                 known = {name: one for name, one in known.items() if name not in _WAYS - ways}
-            made[key] = merged(known, part, {}, keep=keep)
+            made[key] = merge(known, part, {}, keep=keep)
         else:
             made[key] = part
     return made
@@ -113,7 +114,7 @@ def _both(common: dict[str, Any] | None, own: Template | None) -> dict[str, Any]
     for key, part in own.items():
         below = common.get(key)
         if isinstance(part, dict) and isinstance(below, dict):
-            made[key] = merged(below, part, LISTS if key == "spec" else {}, keep=True)
+            made[key] = merge(below, part, LISTS if key == "spec" else {}, keep=True)
         else:
             made[key] = part
     return made
@@ -132,20 +133,20 @@ def _for(common: Template, without: Mapping[str, frozenset[str]], fields: tuple[
     return {**common, "spec": left}
 
 
-def _keyed(items: Any, how: Keyed) -> bool:
+def _keyed(items: Any, how: KeyedList) -> bool:
     return isinstance(items, list | tuple) and all(
         isinstance(one, dict) and isinstance(one.get(how.key), str) for one in items)
 
 
 def _list(
-    base: list[Any] | tuple[Any, ...], given: list[Any] | tuple[Any, ...], how: Keyed, *, sources: bool, keep: bool
+    base: list[Any] | tuple[Any, ...], given: list[Any] | tuple[Any, ...], how: KeyedList, *, sources: bool, keep: bool
 ) -> list[Any]:
     made = {item[how.key]: item for item in base}
     for item in given:
         known = made.get(item[how.key], {})
         if sources and known.keys() != item.keys():
             known = {}
-        made[item[how.key]] = merged(known, item, how.inside, keep=keep)
+        made[item[how.key]] = merge(known, item, how.inside, keep=keep)
     return list(made.values())
 
 

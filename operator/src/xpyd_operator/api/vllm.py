@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from xpyd_operator.api import options, speculation
-from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
+from xpyd_operator.api.arguments import GivenOption, ends_with_option, given_options, surplus
 from xpyd_operator.api.model import EnvVar
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Bucket
@@ -74,8 +74,8 @@ def _parsed(service: DisaggService) -> Iterator[Fault]:
             yield Fault(f"{path}[{index}]", message)
 
 
-def known(name: str) -> str:
-    """The option of the table that a name is, shortened or not; empty where it is another one."""
+def full_option_name(name: str) -> str:
+    """Full name of the option of the table that ``name`` stands for, shortened or not; empty where it is another one."""
     found = _entry(name)
     return found[0] if found else ""
 
@@ -91,20 +91,20 @@ def _entry(name: str) -> tuple[str, Callable[[str], bool], str] | None:
 def _lists(service: DisaggService) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every list of arguments with its path."""
     yield "spec.engine.args", service.spec.engine.args
-    if service.spec.prefill.most:
+    if service.spec.prefill.max_instances:
         yield "spec.prefill.args", service.spec.prefill.args
     yield "spec.decode.args", service.spec.decode.args
 
 
 def _options(service: DisaggService) -> Iterator[tuple[str, str]]:
     for path, args in _lists(service):
-        for one in given(args):
+        for one in given_options(args):
             entry = _entry(one.name)
             if entry is not None and entry[1](one.values[0] if one.values else ""):
                 yield f"{path}[{one.index}]", f"{_shown(one)}: an engine with it {entry[2]}"
 
 
-def _shown(one: Given) -> str:
+def _shown(one: GivenOption) -> str:
     """With its value where that is a short word."""
     return " ".join((one.name, *(value for value in one.values[:1] if value.isalnum())))
 
@@ -125,7 +125,7 @@ def _loaders(service: DisaggService) -> Iterator[tuple[str, str]]:
     if not isinstance(origin, Bucket):
         return
     for path, args in _lists(service):
-        for one in given(args):
+        for one in given_options(args):
             if one.name == "--load-format" and one.values and one.values[0] not in _FROM_BUCKETS:
                 words = f"reads no {origin.url}; write {' or '.join(_FROM_BUCKETS[1:])}, or leave it out"
                 yield f"{path}[{one.index}]", f"{one.name} {one.values[0]}: an engine with it {words}"
@@ -133,7 +133,7 @@ def _loaders(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _tools(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Of each role, as its engine has both lists."""
-    names = {path: {one.name: one.index for one in given(args)} for path, args in _lists(service)}
+    names = {path: {one.name: one.index for one in given_options(args)} for path, args in _lists(service)}
     common = names.pop("spec.engine.args")
     told = set()
     for path, own in names.items():
@@ -155,7 +155,7 @@ def _allocator(service: DisaggService) -> Iterator[tuple[str, str]]:
 def _uncached(service: DisaggService) -> Iterator[tuple[str, str]]:
     """What is offloaded is found by the hashes of the prefix cache."""
     for path, args in _lists(service) if service.spec.kv.offload is not None else ():
-        for one in given(args):
+        for one in given_options(args):
             if one.name.startswith(_NO_CACHE) and "--no-enable-prefix-caching".startswith(one.name):
                 words = f"{one.name}: an engine with it finds nothing of spec.kv.offload again; leave one of them out"
                 yield f"{path}[{one.index}]", words
@@ -166,12 +166,12 @@ def _env_path(index: int, variable: EnvVar) -> str:
 
 
 def _cumem(service: DisaggService) -> bool:
-    return any(one.name in _CUMEM for _, args in _lists(service) for one in given(args))
+    return any(one.name in _CUMEM for _, args in _lists(service) for one in given_options(args))
 
 
 def _unequal(service: DisaggService) -> Iterator[tuple[str, str]]:
     spec = service.spec
-    if not spec.prefill.most:
+    if not spec.prefill.max_instances:
         return
     common = _literal(spec.engine.args)
     own = {"prefill": _literal(spec.prefill.args), "decode": _literal(spec.decode.args)}
@@ -188,4 +188,4 @@ def _unequal(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _literal(args: tuple[str, ...]) -> dict[str, tuple[int, str]]:
     """Index and value of those options; of one that is repeated the last one counts."""
-    return {one.name: (one.index, one.values[0]) for one in given(args) if one.name in _EQUAL and one.values}
+    return {one.name: (one.index, one.values[0]) for one in given_options(args) if one.name in _EQUAL and one.values}

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from xpyd_operator.cli.follow import out
+from xpyd_operator.cli.follow import print_answer
 from xpyd_operator.cli.plot import panels
 from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     url = args.url.rstrip("/")
     url = url if url.endswith("/v1") else f"{url}/v1"
     draw = Random(args.seed)
-    requests = fitted(planned(args, draw), args.max_len)
+    requests = fit_lengths(plan_trace(args, draw), args.max_len)
     goals = [duration(each) if each else None for each in (args.ttft, args.tpot)]
     outcomes = asyncio.run(_drive(args, url, requests, draw))
     found = measure(outcomes, ttft_s=goals[0], tpot_s=goals[1])
-    out(table(found))
+    print_answer(table(found))
     if args.json:
         write(args.json, msgspec.json.format(msgspec.json.encode({"result": found, "requests": outcomes}), indent=1))
     if args.plot:
@@ -67,8 +67,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found.failed else 0
 
 
-def planned(args: argparse.Namespace, draw: Random) -> Trace:
-    """What is sent when."""
+def plan_trace(args: argparse.Namespace, draw: Random) -> Trace:
+    """The requests to send, each with its time in seconds and its lengths in tokens.
+
+    Raises:
+        XpydError: the trace cannot be read, or a number or length is below 1.
+    """
     if args.requests < 1:
         raise XpydError("--requests must be at least 1")
     if args.trace:
@@ -83,8 +87,8 @@ def planned(args: argparse.Namespace, draw: Random) -> Trace:
     return found
 
 
-def fitted(trace: Trace, most: int) -> Trace:
-    """Lengths cut so that prompt and answer fit ``most`` tokens together; 0: as they are."""
+def fit_lengths(trace: Trace, most: int) -> Trace:
+    """The trace with lengths cut so that prompt and answer fit ``most`` tokens together; 0: as they are."""
     if not most:
         return trace
     if most < 2:

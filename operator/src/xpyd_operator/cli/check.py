@@ -123,7 +123,7 @@ def _pool(name: str, document: Document) -> Report:
 
 
 def _range(role: RoleSpec) -> str:
-    return str(role.least) if role.scaling is None else f"({role.least}-{role.most})"
+    return str(role.min_instances) if role.scaling is None else f"({role.min_instances}-{role.max_instances})"
 
 
 def _places(document: Document, faults: tuple[Fault, ...]) -> tuple[Finding, ...]:

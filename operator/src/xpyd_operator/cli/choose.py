@@ -6,7 +6,7 @@ from typing import Any
 
 from xpyd_operator.errors import NotFound
 from xpyd_operator.local import lock
-from xpyd_operator.local.paths import ServiceFolder, home, services
+from xpyd_operator.local.paths import ServiceFolder, home_folder, services
 
 
 def add_name(parser: Any) -> None:
@@ -24,10 +24,10 @@ def choose(name: str | None) -> ServiceFolder:
     if name is not None:
         if name not in known:
             there = f"; there are {', '.join(known)}" if known else ""
-            raise NotFound(f"no service {name} in {home()}{there}")
+            raise NotFound(f"no service {name} in {home_folder()}{there}")
         return ServiceFolder(name)
     if not known:
-        raise NotFound(f"no service in {home()}; `xpyd up -f FILE` starts one")
+        raise NotFound(f"no service in {home_folder()}; `xpyd up -f FILE` starts one")
     running = [one for one in known if lock.holder(ServiceFolder(one).lock)]
     for candidates in (known, running):
         if len(candidates) == 1:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from xpyd_operator.cli.choose import choose
-from xpyd_operator.cli.follow import out, to_json
+from xpyd_operator.cli.follow import print_answer, to_json
 from xpyd_operator.cli.host_facts import host_facts
 from xpyd_operator.cli.routers import WHERE, read_of, router_of
 from xpyd_operator.doctor.examine import Diagnosis, examine
-from xpyd_operator.doctor.finding import broken
+from xpyd_operator.doctor.finding import any_broken
 from xpyd_operator.doctor.reading import Examination, ServiceReading
 from xpyd_operator.doctor.worth import words_of
 from xpyd_operator.errors import NotFound, XpydError
@@ -47,8 +47,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: nothing is broken; 1: something is."""
     diagnosis = examine(asyncio.run(_read(args.where)))
-    out(to_json(diagnosis) if args.output == "json" else "\n".join(lines(diagnosis)))
-    return 1 if broken(diagnosis.findings) else 0
+    print_answer(to_json(diagnosis) if args.output == "json" else "\n".join(lines(diagnosis)))
+    return 1 if any_broken(diagnosis.findings) else 0
 
 
 async def _read(where: str | None) -> Examination:
@@ -64,7 +64,7 @@ async def _read(where: str | None) -> Examination:
 
 async def _prefill_wanted(folder: ServiceFolder) -> bool:
     """Whether the document in force asks for prefill instances."""
-    desired = await LocalBackend(folder, store.load_settings(folder), Random(0)).desired()
+    desired = await LocalBackend(folder, store.load_settings(folder), Random(0)).desired_service()
     return desired.prefill.replicas > 0
 
 

@@ -11,7 +11,7 @@ import msgspec
 from xpyd_operator.api.load import Document, LoadError, documents
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside
+from xpyd_operator.api.source import RelativePath
 from xpyd_operator.errors import Fault, SpecError, XpydError
 from xpyd_operator.render.judge import judge
 
@@ -67,22 +67,22 @@ def load_service(name: str, target: Target | None = Target.LOCAL, *, gpus: int =
     if len(found) > 1:
         message = f"has {len(found)} documents; write one DisaggService per file"
         raise SpecError((Fault(f"{name}:{found[1].line}", message),))
-    service = accepted(name, found[0], target, gpus=gpus)
+    service = accept_document(name, found[0], target, gpus=gpus)
     return _absolute(service, Path.cwd() if name == "-" else Path(name).resolve().parent)
 
 
-def accepted(name: str, document: Document, target: Target | None, *, gpus: int = 1) -> DisaggService:
+def accept_document(name: str, document: Document, target: Target | None, *, gpus: int = 1) -> DisaggService:
     """The service of a document that is judged to be right. Warnings go to stderr.
 
     Raises:
         SpecError: with every refusal; each path begins with ``file:line``.
     """
     judgement = judge(document.value, target, gpus=gpus)
-    warn(located(name, document, fault) for fault in judgement.warnings)
+    warn(locate_fault(name, document, fault) for fault in judgement.warnings)
     try:
-        return judgement.accepted()
+        return judgement.accepted_service()
     except SpecError as error:
-        raise SpecError(tuple(located(name, document, fault) for fault in error.faults)) from None
+        raise SpecError(tuple(locate_fault(name, document, fault) for fault in error.faults)) from None
 
 
 def warn(warnings: Iterable[Fault]) -> None:
@@ -91,8 +91,8 @@ def warn(warnings: Iterable[Fault]) -> None:
         sys.stderr.write(f"xpyd: warning: {one}\n")
 
 
-def located(name: str, document: Document, fault: Fault) -> Fault:
-    """The fault, with file and line before its path."""
+def locate_fault(name: str, document: Document, fault: Fault) -> Fault:
+    """The fault with file and line before its path."""
     return Fault(f"{name}:{document.line_of(fault.path)}: {fault.path}", fault.message)
 
 
@@ -103,6 +103,6 @@ def _absolute(service: DisaggService, folder: Path) -> DisaggService:
         for each in spec.adapters
     )
     model = spec.model
-    if isinstance(origin, Beside):
+    if isinstance(origin, RelativePath):
         model = msgspec.structs.replace(model, source=str((folder / origin.path).resolve()))
     return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, model=model, adapters=adapters))

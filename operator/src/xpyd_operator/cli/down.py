@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from xpyd_operator.cli.choose import add_name, choose
-from xpyd_operator.cli.follow import Show, out
+from xpyd_operator.cli.follow import Show, print_answer
 from xpyd_operator.cli.supervise import Supervisor
 from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import lock, procs, remains, store
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
             raise
         if args.name is not None and remains.pids(lost := ServiceFolder(args.name)):
             asyncio.run(remains.end(lost))
-            out(f"{args.name} has ended; its folder was gone, so temporary files may be left")
+            print_answer(f"{args.name} has ended; its folder was gone, so temporary files may be left")
             return 0
-        out(f"nothing of {args.name} runs" if args.name else "nothing runs")
+        print_answer(f"nothing of {args.name} runs" if args.name else "nothing runs")
         return 0
     ran = asyncio.run(_down(folder, now=args.now))
     left = remains.pids(folder)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise LocalError(f"processes {', '.join(map(str, left))} are left")
     if args.purge:
         shutil.rmtree(folder.path, ignore_errors=True)
-    out(f"{folder.service} has ended" if ran else f"nothing of {folder.service} runs")
+    print_answer(f"{folder.service} has ended" if ran else f"nothing of {folder.service} runs")
     return 0
 
 
@@ -75,7 +75,7 @@ async def _down(folder: ServiceFolder, *, now: bool) -> bool:
         holder = lock.holder(folder.lock)
         if holder > 0:
             identity = procs.identify(holder)
-            show.say(f"the supervisor (pid {holder}) does not end; killing it")
+            show.print_line(f"the supervisor (pid {holder}) does not end; killing it")
             if identity is not None:
                 procs.send(identity.pid, identity.start, signal.SIGKILL)
             store.save(folder.stop, StopRequest(now=True))
@@ -98,7 +98,7 @@ async def _wait_supervisor(folder: ServiceFolder, show: Show, timeout_s: float) 
         if time.monotonic() >= end:
             return False
         try:
-            show.update(await Viewer(folder).look(time.time()))
+            show.update(await Viewer(folder).take_snapshot(time.time()))
         except XpydError as error:
             logging.getLogger(__name__).debug("no view: %s", error)
         await asyncio.sleep(POLL_S)
@@ -112,7 +112,7 @@ async def _end_here(folder: ServiceFolder, show: Show) -> None:
         store.load_desired(folder)
         supervisor = Supervisor(folder)
     except XpydError as error:
-        show.say(f"{error}; ending every process of the service")
+        show.print_line(f"{error}; ending every process of the service")
         await remains.end(folder)
         shutil.rmtree(folder.instances, ignore_errors=True)
         folder.stop.unlink(missing_ok=True)
@@ -120,6 +120,6 @@ async def _end_here(folder: ServiceFolder, show: Show) -> None:
     work = asyncio.create_task(supervisor.run())
     viewer = Viewer(folder)
     while not work.done():
-        show.update(await viewer.look(time.time()))
+        show.update(await viewer.take_snapshot(time.time()))
         await asyncio.wait([work], timeout=POLL_S)
     work.result()

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 
 
-class Failed(XpydError):
+class WaitFailed(XpydError):
     """What was waited for did not come, or cannot come any more."""
 
 
@@ -60,13 +60,13 @@ class Show:
         if self._live is not None:
             self._safely(self._live.stop)
 
-    def say(self, text: str) -> None:
-        """A line of its own."""
+    def print_line(self, text: str) -> None:
+        """Print a line on standard error."""
         self._safely(lambda: self._console.print(text, highlight=False, markup=False, soft_wrap=True))
 
     def answer(self, text: str) -> None:
-        """A line of the answer on standard output."""
-        self._safely(lambda: out(text))
+        """Print a line of the answer on standard output, as far as anybody reads."""
+        self._safely(lambda: print_answer(text))
 
     def _safely(self, write: Callable[[], object]) -> None:
         try:
@@ -91,12 +91,12 @@ class Show:
         names = {view.name for view in snapshot.instances}
         for name in self._said.keys() - names - {"router"}:
             del self._said[name]
-            self.say(f"[{self._elapsed()}] {name} is gone")
+            self.print_line(f"[{self._elapsed()}] {name} is gone")
 
     def _line(self, name: str, text: str) -> None:
         if self._said.get(name) != text:
             self._said[name] = text
-            self.say(f"[{self._elapsed()}] {text}")
+            self.print_line(f"[{self._elapsed()}] {text}")
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._began:4.0f} s"
@@ -108,28 +108,28 @@ async def wait_for(
     """Show snapshots until one satisfies the condition.
 
     Raises:
-        Failed: the deadline passes, an instance is in a crash loop, or nobody is there any more to work on it.
+        WaitFailed: the deadline passes, an instance is in a crash loop, or nobody is there any more to work on it.
     """
     end = time.monotonic() + timeout_s
     alone = 0
     while True:
-        snapshot = await viewer.look(time.time())
+        snapshot = await viewer.take_snapshot(time.time())
         show.update(snapshot)
         if condition(snapshot):
             return snapshot
         alone = 0 if snapshot.supervisor else alone + 1
         if alone > 10:
-            raise Failed(f"the supervisor of {snapshot.service} has ended:\n{_last(viewer.folder.log, 10)}")
+            raise WaitFailed(f"the supervisor of {snapshot.service} has ended:\n{_last(viewer.folder.log, 10)}")
         looping = [view for view in snapshot.instances if view.restarts >= LOOPING and view.state == "crashed"]
         if looping and any(c.type == "Degraded" and c.status == "True" for c in snapshot.status.conditions):
             view = looping[0]
             why = f"{view.name} crashes again and again ({view.problem})"
-            raise Failed(f"{why}; the end of {view.log}:\n{_last(Path(view.log))}")
+            raise WaitFailed(f"{why}; the end of {view.log}:\n{_last(Path(view.log))}")
         if snapshot.router is not None and snapshot.router.state == "crashed" and snapshot.router.restarts >= LOOPING:
             log = snapshot.router.log
-            raise Failed(f"the router crashes again and again; the end of {log}:\n{_last(Path(log))}")
+            raise WaitFailed(f"the router crashes again and again; the end of {log}:\n{_last(Path(log))}")
         if time.monotonic() >= end:
-            raise Failed(f"{snapshot.service} was not {what} within {timeout_s:g} s: {_missing(snapshot)}")
+            raise WaitFailed(f"{snapshot.service} was not {what} within {timeout_s:g} s: {_missing(snapshot)}")
         await asyncio.sleep(POLL_S)
 
 
@@ -148,7 +148,7 @@ def to_json(value: msgspec.Struct) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def out(text: str) -> None:
-    """A line of the answer on standard output."""
+def print_answer(text: str) -> None:
+    """Print a line of the answer on standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

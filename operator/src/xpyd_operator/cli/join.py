@@ -18,7 +18,7 @@ from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import warn
-from xpyd_operator.cli.follow import out
+from xpyd_operator.cli.follow import print_answer
 from xpyd_operator.cli.interpreter import add_python, check_python
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local import agents, gpus, lock, ports, store
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_python(settings.python)
     instance = LocalInstance(folder, settings, name)
     instance.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock.held(folder.path / f"{name}.lock"):
+    with lock.hold_lock(folder.path / f"{name}.lock"):
         place = ProcessPlace(settings.python, key_file, str(instance.run_dir), settings.host)
         _write(instance, service, place, Role(args.role), routers)
         asyncio.run(_serve(instance, service))
@@ -112,7 +112,7 @@ def _service(args: argparse.Namespace) -> DisaggService:
     }
     judgement = judge(document, Target.LOCAL, gpus=gpus.count())
     warn(judgement.warnings)
-    return judgement.accepted()
+    return judgement.accepted_service()
 
 
 def _key_file(text: str) -> str:
@@ -166,15 +166,15 @@ async def _serve(instance: LocalInstance, service: DisaggService) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         running.add_signal_handler(number, on_signal)
     try:
-        out(f"{instance.name}: starting; log: {instance.engine.log}")
+        print_answer(f"{instance.name}: starting; log: {instance.engine.log}")
         await instance.start_engine((), SystemRandom())
         await instance.start_agent()
         await _watch(instance, asked)
-        out(f"{instance.name}: draining; Ctrl-C again stops at once")
+        print_answer(f"{instance.name}: draining; Ctrl-C again stops at once")
         await _drain(instance, service.spec.drain.timeout_s, at_once)
     finally:
         await instance.remove(now=at_once.is_set())
-    out(f"{instance.name}: ended")
+    print_answer(f"{instance.name}: ended")
 
 
 async def _watch(instance: LocalInstance, asked: asyncio.Event) -> None:
@@ -184,8 +184,8 @@ async def _watch(instance: LocalInstance, asked: asyncio.Event) -> None:
         for unit in instance.units:
             ends = unit.note_end(now)
             if ends is not None:
-                out(f"{instance.name}: {unit.name} ended: {ends.exit} ({ends.crashes} in a row); see {unit.log}")
-            seen = unit.seen(now)
+                print_answer(f"{instance.name}: {unit.name} ended: {ends.exit} ({ends.crashes} in a row); see {unit.log}")
+            seen = unit.observe(now)
             if not seen.alive and now >= backoff.due(seen.crashes, seen.ended, now):
                 await (instance.start_engine((), SystemRandom()) if unit is instance.engine else instance.start_agent())
         progress = advance(progress, follower.read())
@@ -195,7 +195,7 @@ async def _watch(instance: LocalInstance, asked: asyncio.Event) -> None:
             state = f"{state}: {progress.phase}"
         if state and state != said:
             said = state
-            out(f"{instance.name}: {state}")
+            print_answer(f"{instance.name}: {state}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), POLL_S)
 
@@ -205,7 +205,7 @@ async def _drain(instance: LocalInstance, timeout_s: float, at_once: asyncio.Eve
     try:
         await agents.drain(instance.run_dir)
     except LocalError as error:
-        out(f"{instance.name}: {error}; stopping without a drain")
+        print_answer(f"{instance.name}: {error}; stopping without a drain")
         return
     while time.monotonic() < end and not at_once.is_set():
         status = await agents.agent_status(instance.run_dir)
@@ -213,4 +213,4 @@ async def _drain(instance: LocalInstance, timeout_s: float, at_once: asyncio.Eve
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(at_once.wait(), POLL_S)
-    out(f"{instance.name}: stopping without waiting any longer")
+    print_answer(f"{instance.name}: stopping without waiting any longer")

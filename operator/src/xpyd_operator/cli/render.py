@@ -17,7 +17,7 @@ from xpyd_operator.api.load import LoadError, documents
 from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.cli.documents import accepted, files, read
+from xpyd_operator.cli.documents import accept_document, files, read
 from xpyd_operator.errors import Fault, SpecError, XpydError
 from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.settings import KubeSettings
@@ -110,7 +110,7 @@ def _services(name: str, namespace: str | None) -> Iterator[DisaggService]:
     for document in found:
         if recognize(document.value) is not DocumentKind.SERVICE:
             continue
-        service = accepted(name, document, Target.KUBERNETES)
+        service = accept_document(name, document, Target.KUBERNETES)
         if service.metadata.namespace is None and namespace is not None:
             metadata = msgspec.structs.replace(service.metadata, namespace=namespace)
             service = msgspec.structs.replace(service, metadata=metadata)

@@ -14,7 +14,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli import report
 from xpyd_operator.cli.documents import load_service
-from xpyd_operator.cli.follow import out
+from xpyd_operator.cli.follow import print_answer
 from xpyd_operator.cli.instances import instances, rules_of
 from xpyd_operator.cli.traces import duration, load_trace, positive, write
 from xpyd_operator.errors import XpydError
@@ -24,7 +24,7 @@ from xpyd_operator.plan.planner.worth import RemovalPatience
 from xpyd_operator.simulation import families, study
 from xpyd_operator.simulation.hardware import GPUS, MODELS, PRESETS
 from xpyd_operator.simulation.statics import limits
-from xpyd_operator.simulation.trace import UNITS, Trace, scaled
+from xpyd_operator.simulation.trace import UNITS, Trace, scale_trace
 
 LONG = 2
 """A trace is so many times as long as the planner's first removal and a start take, or nothing is to be seen."""
@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     ttft_s, tpot_s = limits(goals)
     if args.output == "json":
         told = {"instances": played.words, **report.as_json(found)}
-        out(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        print_answer(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
     else:
-        out(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes; {played.words}")
-        out(_cached(found.planner_run.cached_tokens, found.planner_run.computed_tokens, trace))
-        out(report.table(found, ttft_s, tpot_s))
+        print_answer(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes; {played.words}")
+        print_answer(_cached(found.planner_run.cached_tokens, found.planner_run.computed_tokens, trace))
+        print_answer(report.table(found, ttft_s, tpot_s))
     if args.plot:
         write(args.plot, report.picture(f"{args.trace}: planner and rivals", found, ttft_s, tpot_s).encode())
     return 0
@@ -91,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
 def _trace(args: argparse.Namespace) -> Trace:
     """A family, or a file."""
     if families.is_family(args.trace) and not Path(args.trace).exists():
-        trace = families.made(args.trace, args.seed)
+        trace = families.make_trace(args.trace, args.seed)
         if not trace:
             raise XpydError(f"{args.trace}: no request comes; raise rate or hours")
     elif not Path(args.trace).exists() and not Path(args.trace).suffix:
         raise XpydError(f"{args.trace}: no such file and no such family; there are {', '.join(families.DEFAULTS)}")
     else:
         trace = load_trace(args.trace, args.time_unit)
-    return scaled(trace, args.load, Random(args.seed).random)
+    return scale_trace(trace, args.load, Random(args.seed).random)
 
 
 def _check_length(name: str, trace: Trace, goals: Goals) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from xpyd_operator.cli.choose import add_name, choose
-from xpyd_operator.cli.follow import out, to_json
+from xpyd_operator.cli.follow import print_answer, to_json
 from xpyd_operator.cli.table import render
 from xpyd_operator.local.view import Viewer
 
@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _once(viewer: Viewer, output: str) -> int:
-    snapshot = await viewer.look(time.time())
+    snapshot = await viewer.take_snapshot(time.time())
     if output == "json":
-        out(to_json(snapshot))
+        print_answer(to_json(snapshot))
     else:
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -51,9 +51,9 @@ async def _once(viewer: Viewer, output: str) -> int:
 async def _watch(viewer: Viewer, output: str) -> int:
     with Live(auto_refresh=False) as live:
         while True:
-            snapshot = await viewer.look(time.time())
+            snapshot = await viewer.take_snapshot(time.time())
             if output == "json":
-                out(" ".join(to_json(snapshot).split()))
+                print_answer(" ".join(to_json(snapshot).split()))
             else:
                 live.update(render(snapshot), refresh=True)
             await asyncio.sleep(REFRESH_S)

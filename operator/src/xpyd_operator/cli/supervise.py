@@ -44,10 +44,10 @@ class Supervisor:
         """Until the service has ended; holds the lock all the time.
 
         Raises:
-            Busy: another supervisor runs.
+            LockHeld: another supervisor runs.
             LocalError: a process does not end.
         """
-        with lock.held(self.folder.lock), self._signals():
+        with lock.hold_lock(self.folder.lock), self._signals():
             logger.info("supervisor of %s started", self.folder.service)
             watch = asyncio.create_task(self._watch())
             work = asyncio.create_task(loop.run(self._backend, time.time, self._wake, until=self._finished))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.cli.follow import out
+from xpyd_operator.cli.follow import print_answer
 from xpyd_operator.cli.routers import WHERE, read_of, router_of
 from xpyd_operator.cli.timeline import chrome, text
 from xpyd_operator.errors import XpydError
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     question = f"id {args.id}" if args.id else f"slowest {args.slowest}" if args.slowest else f"last {args.last or 1}"
     traces = asyncio.run(ask(url, token, question))
     if args.output == "json":
-        out(json.dumps(chrome(traces)))
+        print_answer(json.dumps(chrome(traces)))
     else:
-        out(text(traces, shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH))
+        print_answer(text(traces, shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH))
     return 0 if traces.found else 1
 
 

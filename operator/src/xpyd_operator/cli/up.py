@@ -20,7 +20,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Folder
 from xpyd_operator.cli.documents import load_service
-from xpyd_operator.cli.follow import Failed, Show, out, wait_for
+from xpyd_operator.cli.follow import Show, WaitFailed, print_answer, wait_for
 from xpyd_operator.cli.interpreter import add_python, check_python
 from xpyd_operator.cli.supervise import Supervisor
 from xpyd_operator.errors import LocalError
@@ -129,9 +129,9 @@ async def _change(folder: ServiceFolder, timeout_s: float) -> int:
     try:
         with Show() as show:
             snapshot = await wait_for(Viewer(folder), show, _Still(), timeout_s, what="as the document says")
-    except Failed as error:
+    except WaitFailed as error:
         return _failed(folder, error)
-    _announce(snapshot, out)
+    _announce(snapshot, print_answer)
     return 0
 
 
@@ -157,7 +157,7 @@ async def _foreground(folder: ServiceFolder, timeout_s: float) -> int:
     with Show() as show:
 
         def on_signal(request: StopRequest) -> None:
-            show.say("stopping at once" if request.now else "draining and stopping; Ctrl-C again stops at once")
+            show.print_line("stopping at once" if request.now else "draining and stopping; Ctrl-C again stops at once")
 
         supervisor = Supervisor(folder, on_signal)
         work = asyncio.create_task(supervisor.run())
@@ -166,13 +166,13 @@ async def _foreground(folder: ServiceFolder, timeout_s: float) -> int:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
             failure = watch.exception() if watch.done() and not watch.cancelled() else None
             if failure is not None and not work.done():
-                show.say(f"xpyd: {failure}")
+                show.print_line(f"xpyd: {failure}")
                 supervisor.ask_end()
             await work
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-    if isinstance(failure, Failed):
+    if isinstance(failure, WaitFailed):
         return 1
     if failure is not None:
         raise failure
@@ -184,7 +184,7 @@ async def _watch(folder: ServiceFolder, show: Show, timeout_s: float) -> None:
     """Say when it is ready; afterwards show what changes, until cancelled.
 
     Raises:
-        Failed: it does not get ready.
+        WaitFailed: it does not get ready.
     """
     viewer = Viewer(folder)
     await asyncio.sleep(0.2)
@@ -193,7 +193,7 @@ async def _watch(folder: ServiceFolder, show: Show, timeout_s: float) -> None:
         _announce(snapshot, show.answer)
     while True:
         with contextlib.suppress(LocalError):
-            show.update(await viewer.look(time.time()))
+            show.update(await viewer.take_snapshot(time.time()))
         await asyncio.sleep(1.0)
 
 
@@ -217,6 +217,6 @@ def _announce(snapshot: Snapshot, say: Callable[[str], None]) -> None:
     say(f"{snapshot.url}/v1")
 
 
-def _failed(folder: ServiceFolder, error: Failed) -> int:
+def _failed(folder: ServiceFolder, error: WaitFailed) -> int:
     sys.stderr.write(f"xpyd: {error}\nxpyd: it goes on trying; `xpyd down {folder.service}` ends it\n")
     return 1

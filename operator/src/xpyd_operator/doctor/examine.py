@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from xpyd_operator.doctor.finding import Ailment, ordered
+from xpyd_operator.doctor.finding import Ailment, order_by_harm
 from xpyd_operator.doctor.host import clock_finding, host_findings
 from xpyd_operator.doctor.learned import learn
 from xpyd_operator.doctor.links import link_findings, link_use
@@ -32,7 +32,7 @@ def examine(reading: Examination) -> Diagnosis:
     """All that follows from a reading, the most harmful first."""
     service = reading.service
     if service is None:
-        return Diagnosis(findings=ordered(host_findings(reading.host) if reading.host is not None else ()))
+        return Diagnosis(findings=order_by_harm(host_findings(reading.host) if reading.host is not None else ()))
     learned = learn(service.sample, len(service.serving(Role.DECODE)))
     compared = compare(service, learned)
     use = link_use(service, learned)
@@ -45,7 +45,7 @@ def examine(reading: Examination) -> Diagnosis:
         yield from link_findings(service, use)
         yield from worth_findings(service, learned, use, compared)
 
-    return Diagnosis(service.fleet.service, service.fleet.disaggregation, ordered(found()), compared)
+    return Diagnosis(service.fleet.service, service.fleet.disaggregation, order_by_harm(found()), compared)
 
 
 def _hosts(service: ServiceReading) -> int:

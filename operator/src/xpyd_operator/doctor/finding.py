@@ -43,11 +43,11 @@ class Ailment(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "level", HARM[self.name])
 
 
-def ordered(found: Iterable[Ailment | None]) -> tuple[Ailment, ...]:
-    """The most harmful first; None is nothing."""
+def order_by_harm(found: Iterable[Ailment | None]) -> tuple[Ailment, ...]:
+    """The ailments among ``found``, the most harmful first; None is left out."""
     return tuple(sorted((one for one in found if one is not None), key=lambda one: _RANK[one.name]))
 
 
-def broken(found: Iterable[Ailment]) -> bool:
-    """Whether something is."""
+def any_broken(found: Iterable[Ailment]) -> bool:
+    """Whether an ailment is of the level ``broken``."""
     return any(one.level == "broken" for one in found)

@@ -24,8 +24,8 @@ PRIOR: Final = 8.0
 """So many requests' worth is the guess that a step costs nothing for one more request."""
 
 
-class Learned(msgspec.Struct, frozen=True):
-    """Times in seconds, lengths in tokens."""
+class LearnedFigures(msgspec.Struct, frozen=True):
+    """What a sample of requests tells of engines and traffic. Times in seconds, lengths in tokens."""
 
     prefill_start: float
     prefill_per_token: float
@@ -60,7 +60,7 @@ class Learned(msgspec.Struct, frozen=True):
         return max(0.0, self.handover - self.prefill_start) / self.prefill_per_token
 
 
-def learn(sample: Sample | None, decodes: int) -> Learned | None:
+def learn(sample: Sample | None, decodes: int) -> LearnedFigures | None:
     """From a sample. ``decodes``: instances that share the decoding. None: too little is known."""
     if sample is None or not sample.covers_s:
         return None
@@ -71,7 +71,7 @@ def learn(sample: Sample | None, decodes: int) -> Learned | None:
     start, per_token = _prefill(paired)
     base, slope = _line(steps)
     outputs = [one.output for one in sample.requests if one.output > 0]
-    return Learned(
+    return LearnedFigures(
         prefill_start=start, prefill_per_token=per_token, step_base=base, step_per_request=slope,
         handover=median(one.handover for one in paired),
         prompt=sum(one.prompt for one in sample.requests) / len(sample.requests), output=sum(outputs) / len(outputs),

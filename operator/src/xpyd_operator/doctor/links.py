@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.doctor.finding import Ailment
-from xpyd_operator.doctor.learned import Learned
+from xpyd_operator.doctor.learned import LearnedFigures
 from xpyd_operator.doctor.reading import ServiceReading
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Role
@@ -62,7 +62,7 @@ class LinkUse(msgspec.Struct, frozen=True):
         return self.free and late and self.now >= USED * self.had and self.needed >= NEEDED * self.had
 
 
-def link_use(service: ServiceReading, learned: Learned | None) -> LinkUse | None:
+def link_use(service: ServiceReading, learned: LearnedFigures | None) -> LinkUse | None:
     """How the links into decode are used; None: nothing comes in, or nobody tells."""
     decodes = [one for one in service.serving(Role.DECODE) if one.intake is not None and one.intake.received_s > 0]
     if not decodes:

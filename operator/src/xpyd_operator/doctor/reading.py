@@ -40,13 +40,14 @@ class ServiceReading(msgspec.Struct, frozen=True):
     prefill_wanted: bool = True
     """Whether the document asks for prefill instances; True where nobody knows."""
 
-    def of(self, role: Role) -> tuple[FleetInstance, ...]:
-        """Instances of a role."""
+    def instances_of(self, role: Role) -> tuple[FleetInstance, ...]:
+        """The instances of a role, in whatever state."""
         return tuple(one for one in self.fleet.instances if one.role is role)
 
     def serving(self, role: Role) -> tuple[FleetInstance, ...]:
         """Those that routers pick."""
-        return tuple(one for one in self.of(role) if one.state is State.READY and not one.suspended and not one.ejected)
+        there = self.instances_of(role)
+        return tuple(one for one in there if one.state is State.READY and not one.suspended and not one.ejected)
 
 
 class Examination(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.doctor.learned import Learned
+from xpyd_operator.doctor.learned import LearnedFigures
 from xpyd_operator.simulation.controllers import Static
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.frontier import CHUNKS
@@ -42,7 +42,7 @@ class LatencyFigures(msgspec.Struct, frozen=True):
     tpot_p95: float
 
 
-def engine_of(learned: Learned) -> EngineModel:
+def engine_of(learned: LearnedFigures) -> EngineModel:
     """An engine that takes what was learned. The first step of decode, which is in every hand-over that was measured, is
     played by the simulation and not part of the hand-over here.
     """
@@ -52,25 +52,25 @@ def engine_of(learned: Learned) -> EngineModel:
         handover=max(0.0, learned.handover - learned.step_s(learned.running)), kv_tokens=BOUNDLESS)
 
 
-def as_plain(requests: Sequence[SampledRequest], learned: Learned, engines: int) -> list[LatencyFigures]:
+def as_plain(requests: Sequence[SampledRequest], learned: LearnedFigures, engines: int) -> list[LatencyFigures]:
     """On so many plain engines, for each size of chunks."""
     model = engine_of(learned)
     return [_play(requests, learned, msgspec.structs.replace(model, chunk=chunk), (0, engines)) for chunk in CHUNKS]
 
 
-def as_pd(requests: Sequence[SampledRequest], learned: Learned, prefills: int, decodes: int) -> LatencyFigures:
+def as_pd(requests: Sequence[SampledRequest], learned: LearnedFigures, prefills: int, decodes: int) -> LatencyFigures:
     """On so many prefill and decode engines."""
     return _play(requests, learned, engine_of(learned), (prefills, decodes))
 
 
-def measured(requests: Sequence[SampledRequest]) -> LatencyFigures:
-    """As it was."""
+def measured_latency(requests: Sequence[SampledRequest]) -> LatencyFigures:
+    """The latencies that the sampled requests had."""
     streams = [one for one in requests if one.ttft > 0]
     tpots = [(one.total - one.ttft) / (one.output - 1) for one in streams if one.output > 1]
     return _quantiles([one.ttft for one in streams], tpots)
 
 
-def _play(requests: Sequence[SampledRequest], learned: Learned, model: EngineModel, counts: Pair) -> LatencyFigures:
+def _play(requests: Sequence[SampledRequest], learned: LearnedFigures, model: EngineModel, counts: Pair) -> LatencyFigures:
     """A request without an answer within ``TAIL_S`` after the last one came has waited for its first token until then."""
     mean = max(1, round(learned.output))
     trace = [Arrival(one.at, max(1, one.prompt), one.output if one.output > 0 else mean)

@@ -50,7 +50,7 @@ def service_findings(service: ServiceReading) -> Iterator[Ailment]:
 
 
 def _states(service: ServiceReading, role: Role) -> tuple[str, ...]:
-    there = service.of(role)
+    there = service.instances_of(role)
     if not there:
         return (f"the router {service.fleet.router} knows no {role} instance",)
     return tuple(f"{one.instance}: {_why(one) or one.state}" for one in there[:_NAMED])

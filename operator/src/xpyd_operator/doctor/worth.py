@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.doctor.finding import Ailment
-from xpyd_operator.doctor.learned import LEAST, Learned
+from xpyd_operator.doctor.learned import LEAST, LearnedFigures
 from xpyd_operator.doctor.links import ROOM, LinkUse
 from xpyd_operator.doctor.reading import ServiceReading
-from xpyd_operator.doctor.replay import LatencyFigures, as_pd, as_plain, measured
+from xpyd_operator.doctor.replay import LatencyFigures, as_pd, as_plain, measured_latency
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Role
 
@@ -67,14 +67,14 @@ class Comparison(msgspec.Struct, frozen=True):
         return VERDICTS[_rank(self.as_pd, self.as_plain)[0]] if self.fits else "unknown"
 
 
-def compare(service: ServiceReading, learned: Learned | None) -> Comparison | None:
+def compare(service: ServiceReading, learned: LearnedFigures | None) -> Comparison | None:
     """Play the sample; None: too little is known, or a role has nobody."""
     prefills, decodes = len(service.serving(Role.PREFILL)), len(service.serving(Role.DECODE))
     if learned is None or service.sample is None or not prefills or not decodes:
         return None
     engines = prefills + decodes
     requests = service.sample.requests[-(MOST_PLAYED // engines):]
-    was, pd = measured(requests), as_pd(requests, learned, prefills, decodes)
+    was, pd = measured_latency(requests), as_pd(requests, learned, prefills, decodes)
     fits = all(mine and theirs and 1 / FITS <= mine / theirs <= FITS
                for mine, theirs in ((pd.ttft_p50, was.ttft_p50), (pd.tpot_p50, was.tpot_p50)))
     plain = min(as_plain(requests, learned, engines), key=lambda each: _rank(pd, each))
@@ -90,7 +90,7 @@ def _rank(pd: LatencyFigures, plain: LatencyFigures) -> tuple[int, float]:
     return (0 if first <= BETTER and each <= EQUAL else 1), first + each
 
 
-def worth_findings(service: ServiceReading, learned: Learned | None, use: LinkUse | None, compared: Comparison | None
+def worth_findings(service: ServiceReading, learned: LearnedFigures | None, use: LinkUse | None, compared: Comparison | None
                    ) -> Iterator[Ailment]:
     """Of a service of which both roles serve."""
     prefills, decodes = service.serving(Role.PREFILL), service.serving(Role.DECODE)
@@ -121,7 +121,9 @@ def _decode_short(service: ServiceReading, decodes: tuple[FleetInstance, ...], u
                   f"{more} more decode instance{'s' if more > 1 else ''} (decode.replicas), or planner.mode: auto")
 
 
-def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...], learned: Learned) -> Iterator[Ailment]:
+def _prefill_short(
+    service: ServiceReading, prefills: tuple[FleetInstance, ...], learned: LearnedFigures
+) -> Iterator[Ailment]:
     assert service.sample is not None
     lately = [one for one in service.sample.requests if one.at >= service.sample.covers_s - LATELY_S and one.prefill > 0]
     if len(lately) < LEAST:
@@ -140,7 +142,7 @@ def _prefill_short(service: ServiceReading, prefills: tuple[FleetInstance, ...],
                   "more prefill instances (prefill.replicas), or planner.mode: auto")
 
 
-def _payoff(service: ServiceReading, learned: Learned, compared: Comparison | None) -> Iterator[Ailment]:
+def _payoff(service: ServiceReading, learned: LearnedFigures, compared: Comparison | None) -> Iterator[Ailment]:
     assert service.sample is not None
     handed = [one for one in service.sample.requests if one.prefill > 0]
     short = [one for one in handed if one.prompt < learned.pays_from]

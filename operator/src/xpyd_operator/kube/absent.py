@@ -1,6 +1,6 @@
 """Why a pod is not ready, from what its status says: one value of ``plan.absent``, with what a person can do about it.
 
-Pure: the body of a pod and the time in, a ``Waiting`` or a ``Broken`` out, and None for a pod that is ready alone. The
+Pure: the body of a pod and the time in, a ``Waiting`` or a ``Breakage`` out, and None for a pod that is ready alone. The
 first cause in the pod's way up is told, since what comes after it only follows from it:
 
     ended │ gate → node ▶ init containers → images, configuration → main, sidecar and the others → gates of readiness
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from xpyd_operator.kube.containers import UNREADY_S, containers, why_not
-from xpyd_operator.kube.podstatus import clock, condition, last_line, node_lost, over, unix
+from xpyd_operator.kube.podstatus import clock, condition, has_ended, last_line, node_lost, unix
 from xpyd_operator.kube.podwords import words_of
-from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Broken, waits
+from xpyd_operator.plan.absent import QUEUED, UNPLACED, Absence, Breakage, waits
 from xpyd_operator.plan.desired import STARTUP_S
 from xpyd_operator.render.labels import INSTANCE_OF
 
@@ -34,7 +34,7 @@ def absent(pod: Body, now: float, limit_s: float = STARTUP_S) -> Absence | None:
     """Why a pod is not ready at ``now`` (unix seconds), where a start has ``limit_s`` seconds; None: it is ready."""
     name = pod["metadata"]["name"]
     status: Body = pod.get("status") or {}
-    if over(status):
+    if has_ended(status):
         return _over(name, status)
     if (condition(status, "Ready") or {}).get("status") == "True":
         return None
@@ -46,7 +46,7 @@ def absent(pod: Body, now: float, limit_s: float = STARTUP_S) -> Absence | None:
     if placing is not None and placing.get("status") == "False" and placing.get("reason") != "SchedulingGated":
         return _not_placed(name, placing, pod, now, limit_s)
     if node_lost(status):
-        return Broken("NodeLost", f"the node of pod {name} does not answer", "see kubectl get nodes")
+        return Breakage("NodeLost", f"the node of pod {name} does not answer", "see kubectl get nodes")
     placed = placing is not None and placing.get("status") == "True"
     found = [each for one in containers(pod, now, limit_s) if (each := why_not(one)) is not None]
     told = bool(status.get("containerStatuses") or status.get("initContainerStatuses"))
@@ -58,13 +58,13 @@ def absent(pod: Body, now: float, limit_s: float = STARTUP_S) -> Absence | None:
     return _gated(name, status, created, now)
 
 
-def _over(name: str, status: Body) -> Broken:
+def _over(name: str, status: Body) -> Breakage:
     """``Evicted`` or ``Failed``, by which the planner knows that the pod never runs again."""
     said = status.get("reason") or status.get("phase") or ""
     words = last_line(status.get("message"))
     why = f"{said}: {words}" if words else said
     reason = "Evicted" if said == "Evicted" else "Failed"
-    return Broken(reason, f"pod {name} has ended ({why}) and will be replaced", replaced=True)
+    return Breakage(reason, f"pod {name} has ended ({why}) and will be replaced", replaced=True)
 
 
 def _queued(name: str, gates: Sequence[Body], labels: Body, now: float, created: float) -> Absence:
@@ -79,7 +79,7 @@ def _queued(name: str, gates: Sequence[Body], labels: Body, now: float, created:
 def _not_placed(name: str, placing: Body, pod: Body, now: float, limit_s: float) -> Absence:
     since, words = unix(placing.get("lastTransitionTime")), last_line(placing.get("message"))
     if _MISSING.search(words):
-        return Broken("VolumeMissing", f"no node can take pod {name}: {words}", "create it, or correct its name")
+        return Breakage("VolumeMissing", f"no node can take pod {name}: {words}", "create it, or correct its name")
     if "affinity" in words and (key := _topology(pod)):
         words += f"; engine.topology is {key}: kubectl get nodes -L {key} shows which nodes have that label"
     message = f"no node takes pod {name}: {words}; {words_of(pod).room}"

@@ -44,7 +44,7 @@ class Resource(msgspec.Struct, frozen=True):
         return self._path(*where, self.plural, quote(name, safe=""), sub)
 
     @property
-    def everywhere(self) -> str:
+    def collection_path(self) -> str:
         """Path of all objects, of whatever namespace."""
         return self._path(self.plural)
 
@@ -189,7 +189,7 @@ class Api:
         query = {"labelSelector": labels, "limit": str(limit or "")}
         return await self._ask("list", kind, namespace, query={name: value for name, value in query.items() if value})
 
-    async def served(self, version: str) -> frozenset[str]:
+    async def served_resources(self, version: str) -> frozenset[str]:
         """The resources that the API server has in ``group/version``; empty where it has none."""
         ask = _Question("GET", f"/apis/{version}", {}, _METHODS["get"][1], None)
         async with self._turns:
@@ -230,7 +230,7 @@ class Api:
             question.setdefault("fieldManager", FIELD_MANAGER)
         if dry_run:
             question |= {"dryRun": "All", "fieldValidation": "Strict"}
-        path = resource.everywhere if verb == "list" and not namespace else resource.path(namespace, name, sub)
+        path = resource.collection_path if verb == "list" and not namespace else resource.path(namespace, name, sub)
         label = f"{resource.plural}/{sub}" if sub else resource.plural
         async with self._turns:
             for attempt in (1, 2):
@@ -273,7 +273,7 @@ class Api:
         asked = self._session.request(ask.method, f"{self._host}{ask.path}", params=ask.query, data=data, headers=headers,
                                       timeout=limit)
         async with asked as answer:
-            self.server_clock.answered(answer.headers.get("date"), began)
+            self.server_clock.on_answer(answer.headers.get("date"), began)
             return answer.status, answer.headers.get("Retry-After"), await answer.read()
 
 

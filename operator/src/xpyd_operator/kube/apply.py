@@ -9,7 +9,7 @@ from xpyd_operator.errors import NotYet
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.render.compare import differs
-from xpyd_operator.render.objects import begun, count_of
+from xpyd_operator.render.objects import count_of, initial_object
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
@@ -30,7 +30,7 @@ async def apply(api: Api, cache: WatchCache, wanted: Body, why: str, live: Body 
         ApiError: it could not be written.
         NotYet: the count of a Deployment that is left to others has changed in between.
     """
-    if live is not None and begun(wanted) is not wanted:
+    if live is not None and initial_object(wanted) is not wanted:
         await _leave_count(api, live)
     kind, namespace, name = wanted["kind"], wanted["metadata"]["namespace"], wanted["metadata"]["name"]
     logger.info("apply %s %s/%s: %s", kind, namespace, name, why)
@@ -47,7 +47,7 @@ async def apply(api: Api, cache: WatchCache, wanted: Body, why: str, live: Body 
     # an item clashes with ours. A merge patch replaces the list.
     if differs(wanted, answer):
         answer = await api.patch(kind, namespace, name, wanted)
-    cache.wrote(kind, answer)
+    cache.on_written(kind, answer)
 
 
 async def _leave_count(api: Api, live: Body) -> None:

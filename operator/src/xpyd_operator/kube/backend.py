@@ -26,25 +26,25 @@ from xpyd_operator.kube.gateway import ServiceGateway
 from xpyd_operator.kube.key import ServiceKeys
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.observe import Told, front, instances, picture
-from xpyd_operator.kube.outdated import outdated
+from xpyd_operator.kube.observe import RouterAnswers, front, instances, picture
+from xpyd_operator.kube.outdated import mark_outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
 from xpyd_operator.kube.presence import Presence
 from xpyd_operator.kube.report import ServiceReport
 from xpyd_operator.kube.routers import absent_routers, running_routers
-from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import service_wide, ungrouped
+from xpyd_operator.kube.shared import SharedParts
+from xpyd_operator.kube.status import gang_problems, service_wide
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.kube.work import in_turn
 from xpyd_operator.plan.absent import Absence
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.gang import Together
+from xpyd_operator.render.gang import InstanceGroups
 from xpyd_operator.render.objects import spans
 from xpyd_sidecar.contract.ids import Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -53,7 +53,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 class KubeBackend:
     """Of one DisaggService, by its uid: one of the same name made later is another one. ``wake``: begin a round soon."""
 
-    def __init__(self, shared: Shared, entry: Entry, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, shared: SharedParts, entry: Entry, wake: Callable[[], None] = lambda: None) -> None:
         self.namespace, self.name, self.uid = entry.namespace, entry.name, entry.uid
         self.last: Round | None = None
         self.holds = Holds()
@@ -68,7 +68,7 @@ class KubeBackend:
         self._planner = PoolPlanner(shared.events, shared.metrics, self._fleets, self._children, woken=wake)
         self._gateway = ServiceGateway(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
-        self._told = Told()
+        self._told = RouterAnswers()
         self._named: list[str] = []  # objects of others whose names we need, as the last round knew them
         self._groups = PodGroups(shared.api, entry, self.holds)
         self._pods = Pods(shared.api, shared.cache, entry, self.holds, self._groups)
@@ -86,8 +86,8 @@ class KubeBackend:
 
     # What is wanted
 
-    async def desired(self) -> Desired:
-        """From the watched document and the pools; one that cannot be followed shows in the status at once.
+    async def desired_service(self) -> DesiredService:
+        """What the watched document and the pools ask for; a document that cannot be followed shows in the status at once.
 
         Raises:
             ServiceGone: the service is not there any more.
@@ -96,27 +96,27 @@ class KubeBackend:
         """
         entry = self._entry()
         try:
-            found = await self._blueprint.desired(entry, self._shared.clock())
+            found = await self._blueprint.desired_service(entry, self._shared.clock())
             if spans(self._blueprint.service):
-                await self._shared.gangs.look(self._shared.clock())
-            gang = self._shared.gangs.found is not None
+                await self._shared.gangs.refresh(self._shared.clock())
+            gang = self._shared.gangs.chosen_gang is not None
             return msgspec.structs.replace(found, uid=self.uid, place_after=self._place_after, gang=gang)
         except KeyTrouble as error:
             if not self._settings.dry_run:
-                self._report.keyless(entry, error)
+                self._report.write_key_problem(entry, error)
             raise
         except XpydError as error:
             if self.last is None and not self._settings.dry_run:
-                self._report.refused(entry, error)
+                self._report.write_refusal(entry, error)
             raise
 
     # What is there
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         """Pods from the cache, and what a router tells; takes at most the routers' timeout."""
         service = self._blueprint.service
         pods = self._cache.of_service("Pod", self.namespace, self.name)
-        seen = [pod.derived(facts) for pod in pods]
+        seen = [pod.derive(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
         on_their_own = service.spec.router.placement == "deployment"
         suspended = service.spec.suspend
@@ -135,31 +135,31 @@ class KubeBackend:
             picture=picture(seen, now),
             prefill=prefill,
         )
-        found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken(now),
+        found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken_names(now),
                           current=self._blueprint.revisions.values(),
                           limit_s=service.spec.engine.startup_timeout_s)
         self._several = any(each.member is not None for each in mine)
         self._before = any(each.owner != self.uid and each.component == labels.ENGINE for each in seen)
-        found = outdated(found, pods, self._settings.sidecar_image, now)
+        found = mark_outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
-        self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
+        self._planner.observe(self._told.fleet, found, [each for each in routers if each.usable], now)
         self._named = self._taken
         placed = frozenset(each.uid for each in mine if each.placed)
         if self._placed - placed:
             self._freed = now
         self._placed = placed
         clients = f"Service {service.name}"
-        return Observed(
+        return ObservedService(
             found,
             front=front(routers, self._told, prefill=prefill, decode=decode,
                         taken=clients if clients in self._named else "", away=away),
             fleet_known=self._told.fleet is not None,
             disaggregation=self._told.fleet.disaggregation if self._told.fleet is not None else None,
-            routers=running_routers(seen) if suspended else (),
-            freed=self._freed,
+            routers=running_routers(seen) if suspended else (), freed=self._freed,
             absent=(
-                *service_wide(self._named, self._blueprint.valid, self._shared.master.trouble),
-                *(ungrouped(self._shared.gangs, left_out=self._pods.ungrouped) if spans(service) and not suspended else ()),
+                *service_wide(self._named, self._blueprint.valid, self._shared.master.problem),
+                *(gang_problems(self._shared.gangs, left_out=self._pods.ungrouped)
+                  if spans(service) and not suspended else ()),
                 *(await self._shared.topology.absent(service, now) if not suspended else ()),
                 *(away or ()),
             ),
@@ -173,16 +173,16 @@ class KubeBackend:
 
     @property
     def _taken(self) -> list[str]:
-        return [*self._children.taken, *self._groups.taken]
+        return [*self._children.taken_names, *self._groups.taken_names]
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
-        return self._keys.of(pod.key)
+        return self._keys.service_key(pod.key)
 
     def _away(self, pods: list[Entry], now: float) -> tuple[Absence, ...]:
         """Why routers in pods of their own are not there."""
         name = labels.router_name(self.name)
         deployment = self._cache.get("Deployment", self.namespace, name)
-        mine = [pod for pod in pods if pod.derived(facts).component == labels.ROUTERS]
+        mine = [pod for pod in pods if pod.derive(facts).component == labels.ROUTERS]
         limit_s = self._blueprint.service.spec.engine.startup_timeout_s
         return absent_routers(name, deployment.body if deployment is not None else None, mine, now, limit_s)
 
@@ -215,31 +215,31 @@ class KubeBackend:
 
         async def children() -> None:
             key = self._choice.of_routers(service)
-            await self._children.tend(service, wanted, now, key, lacking=lacking, several=self._several,
-                                      before=self._before, pods=pods_of_wanted(service, round_))
+            await self._children.reconcile(service, wanted, now, key, lacking=lacking, several=self._several,
+                                           before=self._before, pods=pods_of_wanted(service, round_))
 
         async def gateway() -> None:
-            await self._gateway.tend(service, now)
+            await self._gateway.reconcile(service, now)
 
         async def groups() -> None:
-            if self._several or self._groups.some:
+            if self._several or self._groups.has_groups:
                 alive = in_groups(self._pods, gangs, round_)
-                await self._groups.tend(gangs.served, alive, self._blueprint.pod_group, now)
+                await self._groups.reconcile(gangs.served, alive, self._blueprint.pod_group, now)
 
         async def whole() -> None:
             if self._several and not desired.suspended_since:
                 await make_whole(self._pods, self._blueprint, gangs, round_, now, lacking=lacking)
 
         async def agents() -> None:
-            await self._switches.tend(self._told.fleet, self._key_of)
-            pods = [pod.derived(facts) for pod in self._cache.of_service("Pod", self.namespace, self.name)]
+            await self._switches.reconcile(self._told.fleet, self._key_of)
+            pods = [pod.derive(facts) for pod in self._cache.of_service("Pod", self.namespace, self.name)]
             await self._adapters.distribute(desired.adapters, pods, self._told.fleet, self._key_of, now)
 
         async def planner() -> None:
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             failures = self.last.failures[:1] if self.last else ()
-            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
-                                     held_up=" ".join(each.message for each in self.holds.waiting))
+            await self._planner.decide(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
+                                       held_up=" ".join(each.message for each in self.holds.waiting))
 
         await in_turn((ends, key, children, gateway, groups, whole, agents, planner), lambda error: (
             isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))
@@ -256,7 +256,7 @@ class KubeBackend:
         match action:
             case Create():
                 # Kueue remembers what has ended by its name, which the planner gives again.
-                together = Together(self._shared.gangs.found, f"{action.instance}-{secrets.token_hex(3)}")
+                together = InstanceGroups(self._shared.gangs.chosen_gang, f"{action.instance}-{secrets.token_hex(3)}")
                 made = self._blueprint.pods_of(action.instance, action.role, action.revision, together)
                 await self._pods.create(made, self._shared.clock(), self._blueprint.group_of(made, together),
                                         partial(self._presence.lacking, self._blueprint.service))
@@ -271,14 +271,14 @@ class KubeBackend:
             case _:
                 raise XpydError(f"pods know no such thing: {action}")
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         """Write the status where it differs, and Events for what is new."""
         entry = self._cache.get(OWNER_KIND, self.namespace, self.name)
         if entry is None or entry.uid != self.uid or entry.deleting:
             return
-        self._choice.seen(round_)
+        self._choice.on_round(round_)
         if not any(isinstance(action, Create) for action in round_.plan.actions):
-            self.holds.over(self._shared.clock())
+            self.holds.clear(self._shared.clock())
         self._report.write(entry, round_, self.last, self._planner.sentence, self._gateway.condition())
         self.last = round_
 

@@ -27,23 +27,23 @@ class Holds:
             why = error.message
         else:
             return False
-        if not self.held(now):
+        if not self.is_holding(now):
             self._wait_s = min(LONGEST_S, self._wait_s * 2.0) if now - self._until < LONGEST_S else FIRST_S
             self._until = now + self._wait_s
         self._words = f"{what} waits: {why}"
         return True
 
-    def held(self, now: float) -> bool:
-        """Nothing need be tried yet."""
+    def is_holding(self, now: float) -> bool:
+        """Whether it is too early to try again."""
         return now < self._until
 
-    def lately(self, now: float) -> bool:
-        """Something was refused so lately that the next may be: what is of use only as a whole is made one at a time."""
+    def refused_lately(self, now: float) -> bool:
+        """Whether something was refused so lately that the next may be: what is of use as a whole is made one by one."""
         return self._until > 0 and now - self._until < LATELY_S
 
-    def over(self, now: float) -> None:
-        """Something was made, or nothing is to be made any more."""
-        if not self.held(now):
+    def clear(self, now: float) -> None:
+        """Forget what was refused, as something was made or nothing is to be made any more; nothing while that holds."""
+        if not self.is_holding(now):
             self._words, self._wait_s = "", FIRST_S
 
     @property

@@ -20,19 +20,19 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, ServiceStatus
-from xpyd_operator.errors import Unsupported, XpydError
+from xpyd_operator.errors import UnsupportedField, XpydError
 from xpyd_operator.kube.cache import Entry, WatchCache
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.facts import facts
-from xpyd_operator.kube.key import Known
+from xpyd_operator.kube.key import KnownKey
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
-from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.plan.desired import DesiredService, Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.engine import adapter_order
-from xpyd_operator.render.gang import Gang, Together, grouped, joined_by, pod_group
+from xpyd_operator.render.gang import Gang, InstanceGroups, add_groups, joined_by, pod_group
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.labels import INSTANCE_OF, router_name
 from xpyd_operator.render.objects import policies, router_deployment, routers_apart
@@ -46,7 +46,7 @@ Body = dict[str, Any]
 FAULTS_MAX = 20
 
 
-class Refused(XpydError):
+class DocumentRefused(XpydError):
     """The document cannot be followed, and there is none before it that could be."""
 
 
@@ -95,13 +95,13 @@ class KubeBlueprint:
 
     @property
     def service(self) -> DisaggService:
-        """The document in force. Raises Refused without one."""
+        """The document in force. Raises DocumentRefused without one."""
         if self._service is None:
-            raise Refused(self.valid.message or "no document was accepted yet")
+            raise DocumentRefused(self.valid.message or "no document was accepted yet")
         return self._service
 
     def pods_of(
-        self, instance: InstanceName, role: Role, revision: Revision, together: Together
+        self, instance: InstanceName, role: Role, revision: Revision, together: InstanceGroups
     ) -> tuple[Body, ...]:
         """The pods of an instance of the document in force, the leader's first, in the groups of ``together``.
 
@@ -111,9 +111,9 @@ class KubeBlueprint:
         if self.revisions.get(role) != revision:
             raise XpydError(f"{instance} was planned of {revision}, which is not in force any more")
         key = self._keys.wanted.pod if self._keys.wanted is not None else None
-        return grouped(engine_pods(self.service, role, instance, revision, self._settings, key=key), together)
+        return add_groups(engine_pods(self.service, role, instance, revision, self._settings, key=key), together)
 
-    def group_of(self, pods: Sequence[Body], together: Together) -> tuple[Gang, Body] | None:
+    def group_of(self, pods: Sequence[Body], together: InstanceGroups) -> tuple[Gang, Body] | None:
         """What a scheduler is told of the pods of an instance; None: nothing."""
         gang, leader = together.gang, pods[0]
         if gang is None or joined_by(leader) != gang.kind:
@@ -124,11 +124,11 @@ class KubeBlueprint:
         """The group of an instance of so many pods."""
         return pod_group(gang, self.service, instance, size)
 
-    async def desired(self, entry: Entry, now: float) -> Desired:
+    async def desired_service(self, entry: Entry, now: float) -> DesiredService:
         """For the planner.
 
         Raises:
-            Refused: neither this document nor one before it can be followed.
+            DocumentRefused: neither this document nor one before it can be followed.
             KeyTrouble: the key of its pods cannot be told.
             XpydError: it cannot be told at present.
         """
@@ -146,9 +146,9 @@ class KubeBlueprint:
             self._suspended_since = 0.0
         elif not self._suspended_since:
             self._suspended_since = now
-        targets = {role: target(found.of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
+        targets = {role: target(found.count_of(role), self.revisions[role], spec.rollout, spec.role(role).parallelism.pods)
                    for role in Role}
-        return Desired(
+        return DesiredService(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
@@ -217,20 +217,20 @@ class KubeBlueprint:
             logger.warning("document refused (%s): %s", reason, message)
         self.valid = condition
 
-    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: Known, now: float) -> str:
+    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: KnownKey, now: float) -> str:
         """What the API server has against pods of this revision, where some are wanted and none exists. Those of a
         suspended service are tried when it is resumed, so that what is wrong with them never keeps it running.
         """
-        if service.spec.role(role).most == 0 or service.spec.suspend:
+        if service.spec.role(role).max_instances == 0 or service.spec.suspend:
             return ""
         for pod in self._cache.of_service("Pod", service.metadata.namespace or "", service.name):
-            fact = pod.derived(facts)
+            fact = pod.derive(facts)
             if fact.owner == service.metadata.uid and fact.revision == revision and fact.role is role:
                 self._dry_run.accept(role, revision)
                 return ""
         try:
             return await self._dry_run.ask(service, role, revision, now, key.pod)
-        except Unsupported as error:
+        except UnsupportedField as error:
             return str(error)
 
     async def _tried_policies(self, service: DisaggService, now: float) -> str:
@@ -242,7 +242,7 @@ class KubeBlueprint:
                 return await self._dry_run.ask_policies(service, now)
         return ""
 
-    async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
+    async def _tried_router(self, service: DisaggService, now: float, key: KnownKey) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
         if not routers_apart(service) or (service.spec.router_template is None and router.resources is None):
@@ -253,7 +253,7 @@ class KubeBlueprint:
             if there is not None and not differs(like["spec"], there.body["spec"]):
                 return ""
             return await self._dry_run.ask_router(service, now, key.pod)
-        except Unsupported as error:
+        except UnsupportedField as error:
             return str(error)
 
     def _pools(self, service: DisaggService) -> dict[Role, int | None]:

@@ -54,8 +54,8 @@ class Entry:
         """Its deletion has begun."""
         return bool(self.body["metadata"].get("deletionTimestamp"))
 
-    def derived(self, how: Callable[[Body], T]) -> T:
-        """``how(body)``, worked out once for this body."""
+    def derive(self, how: Callable[[Body], T]) -> T:
+        """``how(body)``, computed once for this body."""
         if self._derived is None or self._derived[0] is not how:
             self._derived = (how, how(self.body))
         found: T = self._derived[1]
@@ -73,16 +73,16 @@ class WatchCache:
 
     # What comes in
 
-    def seen(self, kind: str, body: Body) -> bool:
-        """A watch shows an object; whether that was news."""
+    def on_seen(self, kind: str, body: Body) -> bool:
+        """A watch shows an object. Returns whether that was news."""
         return self._put(Entry(kind, body))
 
-    def wrote(self, kind: str, body: Body) -> bool:
-        """The API server answered one of our writes with this object; whether that was news."""
+    def on_written(self, kind: str, body: Body) -> bool:
+        """The API server answered one of our writes with this object. Returns whether that was news."""
         return self._put(Entry(kind, body))
 
-    def gone(self, kind: str, body: Body) -> bool:
-        """An object does not exist any more; whether that was news."""
+    def on_deleted(self, kind: str, body: Body) -> bool:
+        """An object does not exist any more. Returns whether that was news."""
         entry = Entry(kind, body)
         self._bury(entry, entry.version)
         there = self._entries.get((kind, entry.namespace, entry.name))
@@ -97,7 +97,7 @@ class WatchCache:
         if self._entries.get((entry.kind, entry.namespace, entry.name)) is entry:
             self._drop(entry)
 
-    def listed(self, kind: str, namespace: str | None, bodies: Iterable[Body], version: int) -> set[tuple[str, str]]:
+    def on_listed(self, kind: str, namespace: str | None, bodies: Iterable[Body], version: int) -> set[tuple[str, str]]:
         """Everything of one kind (None: in all namespaces) as of ``version``: what is not in it and not newer is gone.
 
         Returns:
@@ -117,7 +117,7 @@ class WatchCache:
                 changed.add((entry.namespace, entry.service))
         return changed
 
-    def unserved(self, kind: str) -> set[tuple[str, str]]:
+    def on_unserved(self, kind: str) -> set[tuple[str, str]]:
         """The API server serves none of this kind, so nothing is known of it; once it is served again, the same
         objects, of the same versions, may be there.
 

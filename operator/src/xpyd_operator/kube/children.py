@@ -26,7 +26,7 @@ from xpyd_operator.render.compare import differs
 from xpyd_operator.render.dependencies import stages
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
-from xpyd_operator.render.objects import begun, children, pool, unwanted
+from xpyd_operator.render.objects import children, initial_object, pool, unwanted_objects
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
@@ -51,11 +51,11 @@ class Children:
         self._rendered: tuple[object, tuple[Body, ...]] = (None, ())
 
     @property
-    def taken(self) -> list[str]:
-        """Kinds and names of what others have."""
+    def taken_names(self) -> list[str]:
+        """Kinds and names of objects that the service needs and that are somebody else's."""
         return [f"{kind} {name}" for kind, name in sorted(self._taken)]
 
-    async def tend(
+    async def reconcile(
         self,
         service: DisaggService,
         counts: Mapping[Role, int],
@@ -67,7 +67,7 @@ class Children:
         before: bool = False,
         pods: Mapping[Role, int] | None = None,
     ) -> None:
-        """Make everything as it should be, what needs others after them.
+        """Make all children of the service as they should be, what needs others after them.
 
         Args:
             service: the document.
@@ -76,7 +76,7 @@ class Children:
             key: of routers in pods of their own.
             lacking: what an object waits for, in words; empty where it may be made (``render.needs``).
             several: as in ``objects.children``.
-            before: as in ``objects.unwanted``.
+            before: as in ``objects.unwanted_objects``.
             pods: as in ``objects.children``.
 
         Raises:
@@ -84,11 +84,11 @@ class Children:
             NotYet: nothing else is wrong than that something waits.
             XpydError: several things could not.
         """
-        first = self._unwanted(service, unwanted(service, several=several, before=before))
+        first = self._unwanted(service, unwanted_objects(service, several=several, before=before))
         first += [self._pool(service, role, counts[role], now) for role in Role]
         await self._make(service, self._children(service, counts, key, several=several, pods=pods), first, now, lacking)
 
-    async def tend_to(
+    async def reconcile_objects(
         self, service: DisaggService, rendered: Sequence[Body], gone: Iterable[tuple[str, str]], now: float, *,
         lacking: Callable[[Body], str],
     ) -> None:
@@ -99,10 +99,10 @@ class Children:
             rendered: what is wanted.
             gone: kinds and names of what is not; they stay while something that may have used them is not as it should be.
             now: unix seconds.
-            lacking: as in ``tend``.
+            lacking: as in ``reconcile``.
 
         Raises:
-            XpydError: as ``tend``.
+            XpydError: as ``reconcile``.
         """
         await self._make(service, rendered, [], now, lacking)
         await all_of(each for each in self._unwanted(service, gone) if each is not None)
@@ -150,7 +150,7 @@ class Children:
         logger.info("%s of %s/%s is set to %d", role, entry.namespace, service.name, count)
         try:
             patch = {"metadata": {"uid": entry.uid}, "spec": {"replicas": count}}
-            self._cache.wrote(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
+            self._cache.on_written(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
         except ApiError as error:
             if not (error.missing or error.conflict):
                 raise
@@ -185,7 +185,7 @@ class Children:
         if words := lacking(wanted):
             return _wait(words)
         if entry is None:
-            make = partial(apply, self._api, self._cache, begun(wanted), "it is missing")
+            make = partial(apply, self._api, self._cache, initial_object(wanted), "it is missing")
             return self._first(service, kind, name, now, make)
         return apply(self._api, self._cache, wanted, f"{what} differs", entry.body)
 
@@ -246,7 +246,7 @@ class Children:
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
         logger.info("create %s %s/%s", kind, namespace, wanted["metadata"]["name"])
         try:
-            self._cache.wrote(kind, await self._api.create(kind, namespace, wanted))
+            self._cache.on_written(kind, await self._api.create(kind, namespace, wanted))
         except ApiError as error:
             if not error.conflict:  # made by a leader before us; the watch brings it
                 raise
@@ -258,14 +258,14 @@ class Children:
         except ApiError as error:
             self._excuse(entry, error)
             return
-        self._cache.wrote(entry.kind, answer)
+        self._cache.on_written(entry.kind, answer)
         told = (entry.body.get("status") or {}).get("observedGeneration")
         known = ((entry.uid, told), self._mirrored.get(entry.name))
         self._mirrored[entry.name] = (entry.uid, answer["metadata"].get("generation"))
         # Of a generation that was seen before: the service has changed, not the pool.
         if told is not None and (entry.uid, entry.body["metadata"].get("generation")) not in known:
             words = f"replicas {there} put back to {wanted} of DisaggService {service}; write scaling there to scale here"
-            self._events.say(entry, "Warning", "PoolScaledBack", words)
+            self._events.emit(entry, "Warning", "PoolScaledBack", words)
 
     async def _delete(self, entry: Entry) -> None:
         logger.info("delete %s %s/%s: not asked for", entry.kind, entry.namespace, entry.name)

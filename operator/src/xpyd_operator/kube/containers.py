@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xpyd_operator.kube.podstatus import clock, condition, last_line, unix
 from xpyd_operator.kube.podwords import ROUTER, more_memory, words_of
-from xpyd_operator.plan.absent import Absence, Broken, Waiting, waits
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting, waits
 from xpyd_operator.plan.backoff import HEALTHY_S, LOOPING
 from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.names import member_of
@@ -73,8 +73,8 @@ class Container(NamedTuple):
     """Seconds that the document gives a start."""
 
     @property
-    def where(self) -> str:
-        """In words."""
+    def description(self) -> str:
+        """Which container of which pod, in words."""
         which = "init container" if self.kind is Kind.INIT else "container"
         return f"{which} {self.name} of pod {self.pod['metadata']['name']}"
 
@@ -84,8 +84,8 @@ class Container(NamedTuple):
         return self.status.get("state") or {}
 
     @property
-    def placed(self) -> float:
-        """Since when its pod has a node."""
+    def placed_since(self) -> float:
+        """Since when its pod has a node, unix seconds."""
         placing = condition(self.pod.get("status") or {}, "PodScheduled") or {}
         return unix(placing.get("lastTransitionTime")) or unix(self.pod["metadata"].get("creationTimestamp"))
 
@@ -117,11 +117,11 @@ def why_not(one: Container) -> NotUp | None:
         return None
     found = _refused(one) or _ended(one)
     if found is not None:
-        return NotUp(Weight.BROKEN if isinstance(found, Broken) else Weight.ENDED, found)
+        return NotUp(Weight.BROKEN if isinstance(found, Breakage) else Weight.ENDED, found)
     if "running" in one.state:
         return _running(one)
-    since = one.placed
-    words = (f"{one.where} is being made since {clock(since)}: its image is pulled, or a volume is mounted; "
+    since = one.placed_since
+    words = (f"{one.description} is being made since {clock(since)}: its image is pulled, or a volume is mounted; "
              f"kubectl describe pod {one.pod['metadata']['name']} says which")
     return NotUp(Weight.BLOCKED, _wait(one, "Creating", words, since))
 
@@ -137,21 +137,21 @@ def _refused(one: Container) -> Absence | None:
     reason, words = waiting.get("reason") or "", last_line(waiting.get("message"))
     image, name = one.status.get("image"), one.pod["metadata"]["name"]
     if reason in PULLED:
-        what = f"{image} for {one.where} cannot be pulled: {words or reason}"
+        what = f"{image} for {one.description} cannot be pulled: {words or reason}"
         do = f"check the image's name, its registry and {words_of(one.pod).pull}"
-        if reason == "ErrImagePull" and one.now - one.placed < UNREADY_S:
-            return _wait(one, "ImagePull", f"{what}; {do}", one.placed, UNREADY_S)
-        return Broken("ImagePull", what, do, of=one.name)
+        if reason == "ErrImagePull" and one.now - one.placed_since < UNREADY_S:
+            return _wait(one, "ImagePull", f"{what}; {do}", one.placed_since, UNREADY_S)
+        return Breakage("ImagePull", what, do, of=one.name)
     if reason in _NEVER_PULL:
-        what = f"{image} for {one.where} cannot be used: {words or reason}"
-        return Broken("ImagePull", what, "correct the image", one.name)
+        what = f"{image} for {one.description} cannot be used: {words or reason}"
+        return Breakage("ImagePull", what, "correct the image", one.name)
     if reason == "CreateContainerConfigError":
         kind = "SecretMissing" if _SECRET.search(words) else "ConfigError"
         do = "create what is missing in the pod's namespace"
-        return Broken(kind, f"{one.where} cannot be configured: {words or reason}", do, one.name)
+        return Breakage(kind, f"{one.description} cannot be configured: {words or reason}", do, one.name)
     if reason in _CREATE:
         do = f"see kubectl describe pod {name}"
-        return Broken("ContainerError", f"{one.where} cannot be started: {words or reason}", do, one.name)
+        return Breakage("ContainerError", f"{one.description} cannot be started: {words or reason}", do, one.name)
     return None
 
 
@@ -164,26 +164,28 @@ def _ended(one: Container) -> Absence | None:
     ran_s, when = unix(last.get("finishedAt")) - unix(last.get("startedAt")), unix(last.get("finishedAt"))
     times = max(1, one.status.get("restartCount", 0))
     if one.kind is Kind.INIT:
-        found = Broken("InitFailed", f"{one.where} {_how(last)}", f"see kubectl logs {name} -c {one.name}", one.name)
+        words = f"{one.description} {_how(last)}"
+        found = Breakage("InitFailed", words, f"see kubectl logs {name} -c {one.name}", one.name)
         return _again(one, found, times, when)
     often = "once" if times == 1 else f"{times} times"
     if last.get("reason") == "OOMKilled":
         do = more_memory(one.pod, one.name)
-        return _again(one, Broken("OutOfMemory", f"{one.where} was killed for memory {often}", do, one.name), times, when)
+        found = Breakage("OutOfMemory", f"{one.description} was killed for memory {often}", do, one.name)
+        return _again(one, found, times, when)
     limit_s = _startup_limit_s(one)
     if limit_s and ran_s >= limit_s and last.get("exitCode") in (137, 143):
         said = words_of(one.pod)
-        what = f"the {said.what} of pod {name}" if one.kind is Kind.MAIN else one.where
-        return Broken("StartupTimeout", f"{what} was not up within {limit_s:.0f} s ({often})",
-                      f"{said.start}: kubectl logs {name} -c {one.name} --previous", one.name)
+        what = f"the {said.what} of pod {name}" if one.kind is Kind.MAIN else one.description
+        return Breakage("StartupTimeout", f"{what} was not up within {limit_s:.0f} s ({often})",
+                        f"{said.start}: kubectl logs {name} -c {one.name} --previous", one.name)
     if ran_s >= HEALTHY_S:
         times, often = 1, "once"  # it ran well before
     reason = "SidecarCrash" if one.name == SIDECAR else "CrashLoop"
-    what = f"{one.where} ended {often}, last {_how(last)}"
-    return _again(one, Broken(reason, what, f"see kubectl logs {name} -c {one.name} --previous", one.name), times, when)
+    what = f"{one.description} ended {often}, last {_how(last)}"
+    return _again(one, Breakage(reason, what, f"see kubectl logs {name} -c {one.name} --previous", one.name), times, when)
 
 
-def _again(one: Container, found: Broken, times: int, when: float) -> Absence:
+def _again(one: Container, found: Breakage, times: int, when: float) -> Absence:
     """From ``LOOPING`` times on nobody waits for it any more."""
     return found if times >= LOOPING else _wait(one, found.reason, found.message, when)
 
@@ -213,11 +215,11 @@ def _running(one: Container) -> NotUp:
     began = unix((one.state.get("running") or {}).get("startedAt"))
     logs = f"see kubectl logs {name} -c {one.name}"
     if one.kind is Kind.INIT:
-        words = f"{one.where} runs since {clock(began)}, and the others wait for it; {logs}"
+        words = f"{one.description} runs since {clock(began)}, and the others wait for it; {logs}"
         return NotUp(Weight.BLOCKED, _wait(one, "Initializing", words, began))
     if not one.status.get("started") and one.kind is not Kind.EXTRA:
         limit_s = _startup_limit_s(one) or one.limit_s
-        words = f"{one.where} starts since {clock(began)}, and has {limit_s:.0f} s for it; {logs}"
+        words = f"{one.description} starts since {clock(began)}, and has {limit_s:.0f} s for it; {logs}"
         rank = Weight.BLOCKED if one.kind is Kind.SIDECAR else Weight.STARTING
         return NotUp(rank, _wait(one, "Starting", words, began, limit_s + UNREADY_S))  # the kubelet ends it first
     ready = condition(one.pod.get("status") or {}, "Ready") or {}
@@ -228,10 +230,10 @@ def _running(one: Container) -> NotUp:
         words = f"the engine of pod {name} is up, and its router (container {SIDECAR}) does not know the roster"
         return NotUp(Weight.ROSTER, _wait(one, "SidecarNotReady", f"{words} since {clock(since)}; {logs}", since, limit_s))
     if one.kind is not Kind.MAIN:
-        words = f"{one.where} runs and is not ready since {clock(since)}; {logs}"
+        words = f"{one.description} runs and is not ready since {clock(since)}; {logs}"
         return NotUp(Weight.UNREADY, _wait(one, "ContainerNotReady", words, since, limit_s))
     if words_of(one.pod) is ROUTER:  # not while nobody decodes, and the kubelet ends one that hangs
-        words = f"{one.where} is up, and is ready once it knows the roster and an instance that decodes; {logs}"
+        words = f"{one.description} is up, and is ready once it knows the roster and an instance that decodes; {logs}"
         return NotUp(Weight.UNREADY, _wait(one, "RouterNotReady", words, since, 0.0))
     if member_of(name)[1] is not None:
         what = "served with the others of its instance and does not" if served else "does not serve with the others yet,"

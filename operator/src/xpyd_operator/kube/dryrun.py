@@ -14,7 +14,7 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.compare import dropped
+from xpyd_operator.render.compare import dropped_path
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import ROUTERS
 from xpyd_operator.render.objects import policies, router_pod
@@ -54,7 +54,7 @@ class DryRun:
 
         Raises:
             ApiError: it cannot be told at present.
-            Unsupported: the pod cannot be rendered.
+            UnsupportedField: the pod cannot be rendered.
         """
         name = InstanceName(f"{service.name}-check-{role}")
         if (known := self._known(role, revision, now)) is not None:
@@ -69,7 +69,7 @@ class DryRun:
         """The same of a router's pod, where routers have pods of their own.
 
         Raises:
-            ApiError, Unsupported: as ``ask``.
+            ApiError, UnsupportedField: as ``ask``.
         """
         pod = router_pod(service, f"{service.name}-check-router", self._settings, key)
         revision = revision_of(pod)
@@ -101,7 +101,7 @@ class DryRun:
         words = ""
         try:
             answer = await self._api.create(made["kind"], made["metadata"]["namespace"], made, dry_run=True)
-            if path := dropped(made["spec"], answer.get("spec")):
+            if path := dropped_path(made["spec"], answer.get("spec")):
                 words = f"it leaves out spec.{path} (a feature of Kubernetes that is off, or a webhook takes it away)"
         except ApiError as error:
             refused = fault(error)

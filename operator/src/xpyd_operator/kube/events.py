@@ -66,8 +66,8 @@ class Events:
         self._more = asyncio.Event()
         self._said: dict[tuple[str, str, str], float] = {}
 
-    def say(self, about: Entry, severity: Severity, reason: str, message: str) -> None:
-        """Say something about an object; dropped and counted where too much is said already."""
+    def emit(self, about: Entry, severity: Severity, reason: str, message: str) -> None:
+        """Queue an Event about an object; dropped and counted where the queue is full, not repeated within ``REPEAT_S``."""
         now = asyncio.get_running_loop().time()
         what = (about.uid, reason, message)
         if now - self._said.get(what, float("-inf")) < REPEAT_S:

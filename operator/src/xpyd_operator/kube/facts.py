@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.kube.podstatus import condition, node_lost, over, unix
+from xpyd_operator.kube.podstatus import condition, has_ended, node_lost, unix
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import member_of
@@ -142,7 +142,7 @@ def facts(pod: Body) -> Facts:
         placed=_since(status, "True"),
         unplaced=_since(status, "False"),
         away=node_lost(status),
-        over=over(status),
+        over=has_ended(status),
         began=bool(main.get("started")),
         gang=joined_by(pod) if member is not None else None,
         queued_as=queued_as(pod) if member is not None else "",

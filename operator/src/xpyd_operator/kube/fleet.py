@@ -17,7 +17,7 @@ import msgspec
 
 from xpyd_operator.kube import calls
 from xpyd_operator.kube.facts import Facts
-from xpyd_operator.kube.observe import Told
+from xpyd_operator.kube.observe import RouterAnswers
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -53,7 +53,7 @@ class Fleets:
     async def ask(
         self, routers: Sequence[Facts], learners: Sequence[Facts], key_of: KeyOf, now: float, *, limit: int,
         tls: bool = False, picture: Hashable = None, prefill: bool = True,
-    ) -> Told:
+    ) -> RouterAnswers:
         """What is known now; asks at most once in 5 s, or in one while something is under way or ``picture`` changed.
 
         Args:
@@ -84,12 +84,12 @@ class Fleets:
         self._settled = {uid: when for uid, when in self._settled.items() if uid in there and now - when < FORGET_S}
         self.hurried = self._waits(every)
         names = frozenset(each.name for each in every if each.uid in self._settled)
-        return Told(self._fleet, names)
+        return RouterAnswers(self._fleet, names)
 
-    async def everyone(
+    async def fetch_fleets(
         self, routers: Sequence[Facts], key_of: KeyOf, *, tls: bool = False
     ) -> dict[str, Fleet]:
-        """What each settled router says now, by the uid of its pod: each counts its own requests."""
+        """Ask each settled router for its fleet, by the uid of its pod: each counts its own requests."""
         answers = await asyncio.gather(*(self._one(each, key_of(each), tls) for each in routers))
         return {
             each.uid: answer

@@ -14,7 +14,7 @@ LOOK_S = 60.0
 
 
 class Gangs:
-    """``look`` before anything else."""
+    """Groups of schedulers that are served. ``refresh`` before anything else."""
 
     def __init__(self, api: Api, settings: OperatorSettings) -> None:
         self._api = api
@@ -23,7 +23,7 @@ class Gangs:
         self.served: tuple[Gang, ...] = ()
         """One of each kind that is served."""
 
-    async def look(self, now: float) -> None:
+    async def refresh(self, now: float) -> None:
         """Ask what is served, where that was not done lately.
 
         Raises:
@@ -45,22 +45,22 @@ class Gangs:
         self.served, self._looked = served, now
 
     @property
-    def found(self) -> Gang | None:
-        """Which is made for new instances; None: none, so that they are placed one at a time where places are short."""
+    def chosen_gang(self) -> Gang | None:
+        """The group that is made for new instances; None: they are placed one at a time where places are short."""
         return self._chosen(self.served)
 
     @property
-    def trouble(self) -> str:
-        """Why the one that was asked for is not made; empty where nothing is wrong."""
+    def problem(self) -> str:
+        """Why the group that was asked for is not made; empty where nothing is wrong."""
         kind = next((each for each in VERSIONS if each == self._choice), None)
-        if kind is None or self.found is not None:
+        if kind is None or self.chosen_gang is not None:
             return ""
         version = VERSIONS[kind][0]
         return (f"the operator was started with --gang {kind}, and the API server serves no {PLURAL} of {version}, so that "
                 f"instances of several pods are placed one at a time; install {NEEDS[kind]}, or write --gang auto or none")
 
-    def of(self, kind: Kind) -> Gang | None:
-        """The one of this kind that is served."""
+    def gang_of(self, kind: Kind) -> Gang | None:
+        """The group of this kind that is served; None: none is."""
         return next((each for each in self.served if each.kind == kind), None)
 
     def _chosen(self, served: tuple[Gang, ...]) -> Gang | None:
@@ -73,6 +73,6 @@ class Gangs:
 
     async def _find(self, kind: Kind) -> Gang | None:
         for version in VERSIONS[kind]:
-            if PLURAL in await self._api.served(version):
+            if PLURAL in await self._api.served_resources(version):
                 return Gang(kind, version)
         return None

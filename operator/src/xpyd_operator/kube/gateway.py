@@ -15,9 +15,9 @@ from xpyd_operator.errors import NotYet, XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import POLLED, Entry
 from xpyd_operator.kube.children import Children
-from xpyd_operator.kube.gateway_verdict import say, verdict
+from xpyd_operator.kube.gateway_verdict import gateway_condition, verdict
 from xpyd_operator.kube.presence import why_not_there
-from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.shared import SharedParts
 from xpyd_operator.render import needs
 from xpyd_operator.render.gateway import TLS, gateway_objects
 
@@ -32,7 +32,7 @@ AGAIN_S: Final = 30.0
 class ServiceGateway:
     """Of one service."""
 
-    def __init__(self, shared: Shared, entry: Entry) -> None:
+    def __init__(self, shared: SharedParts, entry: Entry) -> None:
         self._cache, self._gateways = shared.cache, shared.gateways
         self._at = (entry.namespace, entry.name)
         self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
@@ -42,8 +42,8 @@ class ServiceGateway:
         self._again = 0.0
         """When there is another one."""
 
-    async def tend(self, service: DisaggService, now: float) -> None:
-        """Have everything there as it should be, as far as its kinds are served; never raises XpydError."""
+    async def reconcile(self, service: DisaggService, now: float) -> None:
+        """Make the objects of the gateway as they should be, as far as their kinds are served; never raises XpydError."""
         if self._rendered[0] is not service:
             self._rendered, self._refused, self._again = (service, gateway_objects(service)), "", 0.0
         gateway = service.spec.router.gateway
@@ -54,11 +54,12 @@ class ServiceGateway:
             await self._gateways.want(self._at, named)
         if self._refused and now < self._again:
             return
-        wanted = [each for each in self._rendered[1] if self._gateways.trouble(each["kind"]) is None]
+        wanted = [each for each in self._rendered[1] if self._gateways.problem(each["kind"]) is None]
         names = {(each["kind"], each["metadata"]["name"]) for each in self._rendered[1]}
         gone = [(kind, service.name) for kind in POLLED if (kind, service.name) not in names]
         try:
-            await self._children.tend_to(service, wanted, gone, now, lacking=lambda made: self._lacking(service, made))
+            await self._children.reconcile_objects(
+                service, wanted, gone, now, lacking=lambda made: self._lacking(service, made))
         except NotYet:
             self._refused = ""
         except XpydError as error:
@@ -75,18 +76,18 @@ class ServiceGateway:
         service, rendered = self._rendered
         if service is None or not rendered:
             words = f"the document names no gateway, and the API server does not let its objects go: {self._refused}"
-            return say("False", "Refused", words) if self._refused else None
+            return gateway_condition("False", "Refused", words) if self._refused else None
         for each in rendered:
-            if (trouble := self._gateways.trouble(each["kind"])) is not None:
+            if (trouble := self._gateways.problem(each["kind"])) is not None:
                 reason, words = trouble
-                return say("Unknown" if reason == "NotReached" else "False", reason, words)
-        if taken := self._children.taken:
-            return say("False", "NameTaken", f"somebody else's, so rename or delete it: {', '.join(taken)}")
+                return gateway_condition("Unknown" if reason == "NotReached" else "False", reason, words)
+        if taken := self._children.taken_names:
+            return gateway_condition("False", "NameTaken", f"somebody else's, so rename or delete it: {', '.join(taken)}")
         if self._refused:
-            return say("False", "Refused", f"the API server does not take it: {self._refused}")
+            return gateway_condition("False", "Refused", f"the API server does not take it: {self._refused}")
         for each in rendered:
             if why := why_not_there(self._cache, service, each):
-                return say("Unknown", "Creating", f"{each['kind']} {service.name} {why}")
+                return gateway_condition("Unknown", "Creating", f"{each['kind']} {service.name} {why}")
         found = [self._cache.get(each["kind"], *self._at) for each in rendered]
         return verdict(self._at[0], {each.kind: each.body for each in found if each is not None}, self._gateways.parent)
 

@@ -21,7 +21,7 @@ import msgspec
 
 from xpyd_operator.api.status import Condition
 from xpyd_operator.kube.gateways import ABSENT, Name
-from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.conditions import shorten
 from xpyd_operator.render.gateway import GATEWAY, GROUP, POOL, ROUTE, TLS
 
 Body = dict[str, Any]
@@ -65,9 +65,9 @@ class _Finding(msgspec.Struct, frozen=True):
     words: str
 
 
-def say(holds: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
-    """The condition."""
-    return Condition(type=TYPE, status=holds, reason=reason, message=bounded(message))
+def gateway_condition(holds: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
+    """The condition ``GatewayReady``. ``holds`` is its status."""
+    return Condition(type=TYPE, status=holds, reason=reason, message=shorten(message))
 
 
 def verdict(namespace: str, there: Mapping[str, Body], parent: Callable[[Name], Body | None]) -> Condition:
@@ -87,8 +87,8 @@ def verdict(namespace: str, there: Mapping[str, Body], parent: Callable[[Name], 
     for holds in ("False", "Unknown"):
         worst = next((each for each in found if each.holds == holds), None)
         if worst is not None:
-            return say(worst.holds, worst.reason, "; ".join(each.words for each in _sorted(found)))
-    return say("True", "Accepted", "; ".join(each.words for each in found))
+            return gateway_condition(worst.holds, worst.reason, "; ".join(each.words for each in _sorted(found)))
+    return gateway_condition("True", "Accepted", "; ".join(each.words for each in found))
 
 
 def _sorted(found: Sequence[_Finding]) -> list[_Finding]:
@@ -162,7 +162,7 @@ def _words(said: _Stated) -> str:
 
 def _line(text: str | None, most: int) -> str:
     """At most so many characters, none of which a terminal obeys."""
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in bounded(text or "", most))
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in shorten(text or "", most))
 
 
 def _listed(body: Body, field: str) -> Any:

@@ -75,13 +75,13 @@ class Gateways:
             self._wanted[service] = named
             self._asked.set()
         if not self._looked:
-            await self.look(first=True)
+            await self.refresh(first=True)
 
     def drop(self, service: Name) -> None:
         """A service has none any more."""
         self._wanted.pop(service, None)
 
-    def trouble(self, kind: str) -> tuple[str, str] | None:
+    def problem(self, kind: str) -> tuple[str, str] | None:
         """Reason and words why nothing can be made of a kind; None: it is served."""
         if not self._looked:
             return "NotReached", "it is not known yet what the API server serves"
@@ -97,7 +97,7 @@ class Gateways:
         """Look again and again, until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.refresh()
             except Exception:  # a bug, or an answer that nobody thought of, ends one turn
                 logger.exception("could not look at gateways")
             await asyncio.sleep(GAP_S)
@@ -107,8 +107,8 @@ class Gateways:
                     await self._asked.wait()
             self._asked.clear()
 
-    async def look(self, *, first: bool = False) -> None:
-        """One turn; no XpydError leaves it. ``first``: only where there was none yet."""
+    async def refresh(self, *, first: bool = False) -> None:
+        """Look at what is served and at gateways once; no XpydError leaves it. ``first``: only where that was not done."""
         async with self._turn:
             if first and self._looked:
                 return
@@ -126,7 +126,7 @@ class Gateways:
     async def _look_at(self, version: str) -> set[Name]:
         kinds = [kind for kind, where in KINDS.items() if where[0] == version]
         try:
-            served = await self._api.served(version)
+            served = await self._api.served_resources(version)
         except ApiError as error:
             self._unanswered(f"cannot tell what is served of {version}", kinds, error)
             return set()
@@ -146,7 +146,8 @@ class Gateways:
                     body.setdefault("kind", kind)
                     body.setdefault("apiVersion", KINDS[kind][0])
                 version = str((listed.get("metadata") or {}).get("resourceVersion", ""))
-                changed |= self._cache.listed(kind, namespace or None, bodies, int(version) if version.isdecimal() else 0)
+                at = int(version) if version.isdecimal() else 0
+                changed |= self._cache.on_listed(kind, namespace or None, bodies, at)
         except ApiError as error:
             if error.missing:  # it has just gone
                 return changed | self._absent(kind)
@@ -177,7 +178,7 @@ class Gateways:
         words = f"the API server serves no {plural} of {version}; install the CRDs of {version.partition('/')[0]}"
         self._listed.discard(kind)
         self._say(kind, ("CRDMissing", words))
-        return self._cache.unserved(kind)
+        return self._cache.on_unserved(kind)
 
     def _say(self, kind: str, trouble: tuple[str, str] | None) -> None:
         before = self._troubles.pop(kind, None)

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from xpyd_operator.kube.facts import Facts
-from xpyd_operator.plan.absent import UNPLACED, Absence, Broken, Waiting
+from xpyd_operator.plan.absent import UNPLACED, Absence, Breakage, Waiting
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase
 from xpyd_operator.plan.placing import HALF_S
@@ -84,8 +84,10 @@ def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revisi
     return Standing("making", f"{len(members)} of {first.size} pods of {first.instance} are made")
 
 
-def together(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
-    """What the planner sees. ``parts``: each pod as if it were an instance of its own, in the order of ``members``."""
+def merge_parts(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
+    """An instance of several pods as the planner sees it. ``parts``: each pod as if it were an instance of its own, in the
+    order of ``members``.
+    """
     lead, fact = parts[0], members[0]
     without = [each.unplaced for each in members if each.unplaced]
     placed = [each.placed for each in members if each.placed]
@@ -120,10 +122,10 @@ def _seen(
         case "broken" | "unfinished":
             words = f"{stands.why}; all pods of {members[0].instance} are made anew"
             reason = BROKEN if stands.state == "broken" else UNFINISHED
-            return Phase.CRASHED, max(each.created for each in members), Broken(reason, words, replaced=True)
+            return Phase.CRASHED, max(each.created for each in members), Breakage(reason, words, replaced=True)
         case "making":
             why = _first(parts, members)
-            if why is None or not (isinstance(why, Broken) or why.place):
+            if why is None or not (isinstance(why, Breakage) or why.place):
                 why = Waiting(INCOMPLETE, stands.why, since=first)
             return Phase.STARTING, first, why
         case "whole":
@@ -147,4 +149,4 @@ def _first(parts: Sequence[Instance], members: Sequence[Facts]) -> Absence | Non
         words = f"{len(placing)} of {fact.size} pods of {fact.instance} find no node: {placing[0].message}"
         return msgspec.structs.replace(placing[0], message=words)
     ended = [each.absent for each in parts if each.absent is not None and each.phase is Phase.CRASHED]
-    return next((each for each in (*(one for one in found if isinstance(one, Broken)), *ended, *found)), None)
+    return next((each for each in (*(one for one in found if isinstance(one, Breakage)), *ended, *found)), None)

@@ -29,8 +29,8 @@ SOON_S = 10.0
 _ANEW = "or delete these pods, and they are made anew with another key"
 
 
-class Known(msgspec.Struct, frozen=True):
-    """A key, and how pods have it."""
+class KnownKey(msgspec.Struct, frozen=True):
+    """A key of the service, and how pods have it."""
 
     key: ServiceKey
     pod: PodKey
@@ -39,18 +39,18 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class ServiceKeys:
-    """Of one service. ``look`` first, in every round."""
+    """The keys of one service. ``refresh`` first, in every round."""
 
     def __init__(self, api: Api, master: Master, *, dry_run: bool = False) -> None:
         self._api = api
         self._master = master
         self._dry_run = dry_run
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownKey] = {}
         self._made: dict[str, float] = {}
         """Name of a Secret → when it was last made, or found to be there."""
 
-    async def look(self, service: DisaggService, used: Collection[str], now: float) -> None:
-        """Tell all keys. ``used``: the Secrets that living pods of the service have.
+    async def refresh(self, service: DisaggService, used: Collection[str], now: float) -> None:
+        """Derive all keys of the service. ``used``: the Secrets that living pods of the service have.
 
         Raises:
             KeyTrouble: not all of those can be told.
@@ -60,22 +60,22 @@ class ServiceKeys:
         found = []
         for number, master in generations.items():
             key = keys.of_service(master, number, uid)
-            found.append(Known(key, render.derived(service.name, key), number))
+            found.append(KnownKey(key, render.derived_pod_key(service.name, key), number))
         self._known = {each.pod.secret: each for each in found}
         if lost := sorted(set(used) - self._known.keys()):
             words = f"pods have their key from Secret {', '.join(lost)}, which is of no generation of the master"
             raise KeyTrouble("KeyUnknown", f"{words}; put that one back, {_ANEW}")
 
-    def known(self, secret: str) -> Known | None:
-        """The key in a Secret of this name."""
+    def find(self, secret: str) -> KnownKey | None:
+        """The key in a Secret of this name; None: there is none."""
         return self._known.get(secret)
 
-    def of(self, secret: str) -> ServiceKey | None:
-        """The key that pods with this Secret have."""
-        known = self.known(secret)
+    def service_key(self, secret: str) -> ServiceKey | None:
+        """The key that pods with this Secret have; None: it is not known."""
+        known = self.find(secret)
         return known.key if known is not None else None
 
-    def wanted(self, used: Collection[str], stays: Callable[[Known], bool], may_roll: Callable[[], bool]) -> Known:
+    def choose(self, used: Collection[str], stays: Callable[[KnownKey], bool], may_roll: Callable[[], bool]) -> KnownKey:
         """The key that the service is to have.
 
         Args:
@@ -84,23 +84,23 @@ class ServiceKeys:
             may_roll: whether the service may be rolled now for the key alone.
         """
         newest = self.newest
-        before = self.before(used, newest)
+        before = self.previous_key(used, newest)
         if before is None or newest.pod.secret in used or not stays(before):
             return newest
         return newest if may_roll() else before
 
     @property
-    def newest(self) -> Known:
+    def newest(self) -> KnownKey:
         """The key of the newest generation."""
         return max(self._known.values(), key=lambda each: each.generation)
 
-    def before(self, used: Collection[str], wanted: Known) -> Known | None:
-        """The newest one of those that pods have beside the one that is wanted."""
+    def previous_key(self, used: Collection[str], wanted: KnownKey) -> KnownKey | None:
+        """The newest of the keys that pods have beside the one that is wanted; None: they have no other."""
         others = [self._known[name] for name in used if name in self._known and name != wanted.pod.secret]
         return max(others, key=lambda each: each.generation, default=None)
 
     async def provide(
-        self, service: DisaggService, wanted: Known, used: Collection[str], now: float, *, soon: bool = False
+        self, service: DisaggService, wanted: KnownKey, used: Collection[str], now: float, *, soon: bool = False
     ) -> None:
         """See that the Secret is there. ``soon``: pods are about to be made that need it.
 
@@ -112,7 +112,7 @@ class ServiceKeys:
             return
         self._made.pop(wanted.pod.secret, None)  # not known to be there, until the API server has answered
         earlier = [each for each in self._known.values() if each.generation < wanted.generation]
-        before = self.before(used, wanted) or max(earlier, key=lambda each: each.generation, default=None)
+        before = self.previous_key(used, wanted) or max(earlier, key=lambda each: each.generation, default=None)
         body = key_secret(service, wanted.key.hex(), wanted.pod, before.key.hex() if before is not None else "")
         try:
             await self._api.create("Secret", service.metadata.namespace or "", body)
@@ -122,7 +122,7 @@ class ServiceKeys:
                 raise
         self._made = {wanted.pod.secret: now}
 
-    def why_not(self, secret: str, wanted: Known | None) -> str:
+    def why_not(self, secret: str, wanted: KnownKey | None) -> str:
         """Why a Secret is not known to be there; empty where it is. One that is not ``wanted`` is that of pods which have
         it already.
         """

@@ -16,7 +16,7 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.cache import WatchCache
 from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.key import Known, ServiceKeys
+from xpyd_operator.kube.key import KnownKey, ServiceKeys
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.round import Round
@@ -36,12 +36,12 @@ class KeyChoice:
         self._keys = keys
         self._turns = turns
         self._calm = False
-        self.wanted: Known | None = None
+        self.wanted: KnownKey | None = None
         """What new pods get."""
         self.used: frozenset[str] = frozenset()
         """The Secrets that living engines have."""
 
-    async def choose(self, service: DisaggService, revision_of: RevisionOf, now: float) -> Known:
+    async def choose(self, service: DisaggService, revision_of: RevisionOf, now: float) -> KnownKey:
         """The key that is wanted now.
 
         Raises:
@@ -50,25 +50,25 @@ class KeyChoice:
         """
         living = self._living(service)
         self.used = used = frozenset(each.key for each in living if each.key)
-        await self._keys.look(service, used, now)
+        await self._keys.refresh(service, used, now)
         there = {(each.role, each.revision) for each in living}
         roles = {role for role, _ in there if role is not None}
         uid, spec = service.metadata.uid or "", service.spec
 
-        def stays(known: Known) -> bool:
+        def stays(known: KnownKey) -> bool:
             return all((role, revision_of(known.pod.id, role)) in there for role in roles)
 
         def may_roll() -> bool:
             limit_s = 2 * (seconds(spec.engine.startup_timeout) + spec.drain.timeout_s)
             return self._turns.holds(uid) or (self._calm and self._turns.take(uid, now, limit_s))
 
-        self.wanted = self._keys.wanted(used, stays, may_roll)
+        self.wanted = self._keys.choose(used, stays, may_roll)
         if self._calm and used <= {self._keys.newest.pod.secret}:
             self._turns.give_back(uid)
         return self.wanted
 
-    def seen(self, round_: Round) -> None:
-        """What a round found: whether all that is asked for is ready, with nothing beside it."""
+    def on_round(self, round_: Round) -> None:
+        """Note whether a round found all that is asked for ready, with nothing beside it."""
         staying = [each for each in round_.observed.instances if not each.leaving]
         there = Counter(each.role for each in staying if each.ready)
         as_wanted = all(each.revision == round_.desired.target(each.role).revision for each in staying)
@@ -83,12 +83,12 @@ class KeyChoice:
             return None if wanted is None else wanted.pod
         entry = self._cache.get("Deployment", service.metadata.namespace or "", labels.router_name(service.name))
         there = secret_of(entry.body["spec"]["template"]) if entry is not None else ""
-        known = self._keys.known(there) or self._keys.before(self.used, wanted) or wanted
+        known = self._keys.find(there) or self._keys.previous_key(self.used, wanted) or wanted
         return known.pod
 
     def _living(self, service: DisaggService) -> list[Facts]:
         """What the pods of its engines say that stay."""
         pods = self._cache.of_service("Pod", service.metadata.namespace or "", service.name)
-        found = (pod.derived(facts) for pod in pods)
+        found = (pod.derive(facts) for pod in pods)
         return [each for each in found if each.owner == service.metadata.uid and each.component == labels.ENGINE
                 and not each.ends_by]

@@ -60,7 +60,7 @@ class LeaseLost(msgspec.Struct, frozen=True):
 
 
 class Election:
-    """One candidate. ``saw`` is the only way to learn what the Lease says, ``wrote`` what became of a write."""
+    """One candidate. ``on_lease`` is the only way to learn what the Lease says, ``on_written`` what became of a write."""
 
     def __init__(self, namespace: str, name: str, identity: str, times: Times) -> None:
         self.identity = identity
@@ -82,15 +82,15 @@ class Election:
         """When a leader that renews no more must have begun to stop."""
         return float("-inf") if self.held_since is None else self.held_since + self.times.renew_s
 
-    def saw(self, lease: dict[str, Any] | None, now: float, wall: dt.datetime) -> Write | LeaseWait | LeaseLost:
-        """What to do, given the Lease (None: there is none). ``now`` is monotonic, ``wall`` is for the record's readers."""
+    def on_lease(self, lease: dict[str, Any] | None, now: float, wall: dt.datetime) -> Write | LeaseWait | LeaseLost:
+        """The Lease was read (None: there is none). Returns what to do. ``now`` is monotonic, ``wall`` for readers."""
         spec = _spec(lease)
         if spec != self._record:
             self._record = spec
             self._changed_at = now
         self.holder = str(spec.get("holderIdentity") or "")
         if self.leading and self.holder != self.identity:
-            return self.lost(f"the Lease is held by {self.holder or 'nobody'}")
+            return self.step_down(f"the Lease is held by {self.holder or 'nobody'}")
         if self.leading or self.holder in {"", self.identity}:
             return self._write(lease, wall)
         left = self._changed_at + _duration(spec, self.times.lease_s) - now
@@ -98,7 +98,7 @@ class Election:
             return self._write(lease, wall)
         return LeaseWait(min(left, self.times.retry_s), self.holder)
 
-    def wrote(self, lease: dict[str, Any], sent_at: float) -> None:
+    def on_written(self, lease: dict[str, Any], sent_at: float) -> None:
         """A write was accepted and answered with ``lease``; it was sent at ``sent_at``."""
         self._record = _spec(lease)
         self._changed_at = sent_at
@@ -108,10 +108,10 @@ class Election:
     def overdue(self, now: float) -> LeaseLost | None:
         """Whether a leader has not renewed for too long."""
         if self.leading and now >= self.stop_at():
-            return self.lost(f"not renewed for {self.times.renew_s:g} s")
+            return self.step_down(f"not renewed for {self.times.renew_s:g} s")
         return None
 
-    def lost(self, reason: str) -> LeaseLost:
+    def step_down(self, reason: str) -> LeaseLost:
         """Be a follower from now on."""
         self.held_since = None
         return LeaseLost(reason)

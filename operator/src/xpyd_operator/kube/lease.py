@@ -143,12 +143,12 @@ class Candidate:
         loop = asyncio.get_running_loop()
         if fresh or self._lease is None:
             self._lease = await self._read()
-        step = self.election.saw(self._lease, loop.time(), _wall())
+        step = self.election.on_lease(self._lease, loop.time(), _wall())
         self.heard_at = loop.time()
         if isinstance(step, Write):
             sent_at = loop.time()
             self._lease = await self._write(step.body)
-            self.election.wrote(self._lease, sent_at)
+            self.election.on_written(self._lease, sent_at)
             self.heard_at = loop.time()
         return step
 

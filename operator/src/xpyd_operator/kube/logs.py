@@ -19,7 +19,7 @@ _KOPF = ("k8s_skip", "k8s_ref", "settings")
 
 
 @contextlib.contextmanager
-def about(namespace: str, service: str) -> Iterator[None]:
+def log_subject(namespace: str, service: str) -> Iterator[None]:
     """Every line logged inside, also by tasks begun inside, names this service."""
     token = _SUBJECT.set((namespace, service))
     try:

@@ -78,8 +78,8 @@ class Master:
         return self._known
 
     @property
-    def trouble(self) -> KeyTrouble | None:
-        """Why what is known may be lost: the Secret cannot be used."""
+    def problem(self) -> KeyTrouble | None:
+        """Why the keys that are known may be lost: the Secret cannot be used; None: it can."""
         return self._trouble
 
     @property

@@ -67,11 +67,11 @@ class Metrics:
         """Something went wrong. ``kind`` is the class of an exception or a word of ours."""
         self._errors.labels(kind).inc()
 
-    def watched(self, kind: str, type_: str) -> None:
+    def on_watched(self, kind: str, type_: str) -> None:
         """A watch brought an object. ``type_``: ``listed``, ``added``, ``modified`` or ``deleted``."""
         self._watched.labels(kind, type_).inc()
 
-    def planned(self, mode: str, kind: str) -> None:
+    def on_planned(self, mode: str, kind: str) -> None:
         """The planner decided. ``mode``: ``auto`` or ``observe``; ``kind``: ``switch``, ``add``, ``remove`` or ``stay``."""
         self._planned.labels(mode, kind).inc()
 

@@ -17,7 +17,7 @@ from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts, facts
 from xpyd_operator.kube.podstatus import clock
 from xpyd_operator.kube.routers import first_words
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import STARTUP_S, Revision
 from xpyd_operator.plan.names import member_of, ordinal_of
@@ -32,7 +32,7 @@ LOST_S: Final = 60.0
 """A pod that should have ended so long ago ends on a node that does not answer."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class RouterAnswers(msgspec.Struct, frozen=True):
     """What the routers told."""
 
     fleet: Fleet | None = None
@@ -42,7 +42,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def instances(
-    service: ServiceName, uid: str, pods: Iterable[Entry], told: Told, now: float, *, taken: Iterable[str] = (),
+    service: ServiceName, uid: str, pods: Iterable[Entry], told: RouterAnswers, now: float, *, taken: Iterable[str] = (),
     current: Collection[Revision] | None = None, limit_s: float = STARTUP_S,
 ) -> tuple[Instance, ...]:
     """Engine pods as instances, by ordinal.
@@ -63,7 +63,7 @@ def instances(
     several: dict[int, list[tuple[Facts, Entry]]] = {}
     others: dict[int, dict[str, Instance]] = {}
     for entry in pods:
-        fact = entry.derived(facts)
+        fact = entry.derive(facts)
         ordinal = ordinal_of(service, fact.instance)
         if ordinal is None or fact.component == labels.ROUTERS:
             continue
@@ -89,12 +89,12 @@ def instances(
         stands = groups.standing(members, now, current=current, serves=serves)
         if stands.state != "ending" and (why := _in_the_way(members, others.get(ordinal, {}))):
             stands = groups.Standing("broken", why)
-        found[ordinal] = groups.together(parts, members, stands)
+        found[ordinal] = groups.merge_parts(parts, members, stands)
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
 def front(
-    routers: Iterable[Facts], told: Told, *, prefill: bool, decode: bool = True, taken: str = "",
+    routers: Iterable[Facts], told: RouterAnswers, *, prefill: bool, decode: bool = True, taken: str = "",
     away: Sequence[Absence] | None = None,
 ) -> Absence | None:
     """Why clients are not served by the routers that they reach; None: they are.
@@ -104,7 +104,7 @@ def front(
     live beside engines.
     """
     if taken:
-        return Broken("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
+        return Breakage("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
     reached = [each for each in routers if each.usable]
     if not reached:
         return Waiting("NoRouter", _nobody(away))
@@ -126,7 +126,7 @@ def front(
         if not prefills:
             return Waiting("NoPrefill", f"no prefill instance can be picked{_why(told.fleet, Role.PREFILL)}")
         if not prefills & decodes:
-            return Broken("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
+            return Breakage("NoPair", "prefill and decode instances compute different KV; they cannot serve together")
     return None
 
 
@@ -173,7 +173,7 @@ def _instance(
 def _absent(entry: Entry, fact: Facts, phase: Phase, now: float, limit_s: float) -> Absence | None:
     if phase is Phase.LOST:
         words = f"pod {fact.name} should have ended by {clock(fact.ends_by)}; its node does not answer (kubectl get nodes)"
-        return Broken("Lost", words, f"once the node is surely off: kubectl delete pod {fact.name} --force")
+        return Breakage("Lost", words, f"once the node is surely off: kubectl delete pod {fact.name} --force")
     return absent(entry.body, now, limit_s)
 
 
@@ -181,9 +181,9 @@ def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
     found = None
     if ours:
         what = f"pod {name} has lost the label {labels.ROLE}"
-        found = Broken("Unrecognized", what, "delete the pod, and it is made anew")
+        found = Breakage("Unrecognized", what, "delete the pod, and it is made anew")
     elif not ending:
-        found = Broken("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
+        found = Breakage("NameTaken", f"pod {name} belongs to somebody else", "rename or delete it to free the name")
     return Instance(member_of(name)[0], ordinal, Role.DECODE, Revision(""), Phase.LOST, absent=found)
 
 

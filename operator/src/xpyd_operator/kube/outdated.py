@@ -20,7 +20,7 @@ import msgspec
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.podstatus import unix
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.plan.absent import Breakage
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import OUTDATED, Instance, Phase
 from xpyd_operator.render import labels
@@ -35,11 +35,11 @@ _ON_ITS_WAY: Final = frozenset({"", "PodInitializing", "ContainerCreating"})
 """Reasons to wait of a container with which nothing is wrong."""
 
 
-def outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
-    """Instances, with those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
+def mark_outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
+    """The instances, those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
     bodies: dict[str, list[Body]] = {}
     for entry in pods:
-        bodies.setdefault(entry.derived(facts).instance, []).append(entry.body)
+        bodies.setdefault(entry.derive(facts).instance, []).append(entry.body)
     other = {name for name, mine in bodies.items() if any(_images(body).get(labels.INSTALL) != image for body in mine)}
     new = {each.fingerprint for each in found if each.name in bodies.keys() - other and each.ready and each.fingerprint}
     return tuple(
@@ -61,7 +61,7 @@ def _begun_in_vain(instance: Instance, pods: Sequence[Body], image: str, now: fl
     if now - created < OLD_S or not other:
         return instance
     words = f"{instance.absent.message}; it is made anew with {image}, as {other} is not the operator's image any more"
-    why = Broken(OUTDATED, words, replaced=True)
+    why = Breakage(OUTDATED, words, replaced=True)
     return msgspec.structs.replace(instance, phase=Phase.CRASHED, since=created, absent=why)
 
 

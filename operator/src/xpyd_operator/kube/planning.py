@@ -45,17 +45,17 @@ class PoolPlanner:
         """What was decided last, and why; empty before that, and in mode disabled."""
         return self._planning.sentence
 
-    def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], routers: Sequence[Facts], now: float) -> None:
-        """What a round saw; ``routers`` are those that clients reach."""
+    def observe(self, fleet: Fleet | None, instances: tuple[Instance, ...], routers: Sequence[Facts], now: float) -> None:
+        """Take in what a round saw; ``routers`` are those that clients reach."""
         self._seen = ZeroView(fleet, instances, tuple(routers))
-        self._planning.look(fleet, instances, now)
+        self._planning.observe(fleet, instances, now)
 
-    async def tend(
+    async def decide(
         self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key_of: KeyOf, *, now: float,
         held_up: str = "", failed: str = "",
     ) -> None:
-        """Decide when it is time, and act if the mode says so; to no instances and back in any mode. ``held_up`` and
-        ``failed``: as in ``plan.zero.wake_call``.
+        """Decide on counts when it is time, and set them if the mode says so; to no instances and back in any mode.
+        ``held_up`` and ``failed``: as in ``plan.zero.wake_call``.
 
         Raises:
             ApiError: a pool could not be written.
@@ -64,19 +64,19 @@ class PoolPlanner:
             self._planning = Planning()  # what it knows is of another time when the service is resumed
             await self._zero.close()
             return
-        if await self._zero.tend(entry, service, Counts(*wanted), self._seen, key_of, now=now,
-                                 cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed):
+        if await self._zero.scale(entry, service, Counts(*wanted), self._seen, key_of, now=now,
+                                  cold_s=self._planning.cold_start_s, held_up=held_up, failed=failed):
             return
         if not wanted[1] or not self._planning.is_due(service, now):
             return
         router = service.spec.router
-        fleets = await self._fleets.everyone(self._seen.routers, key_of, tls=router.tls.secret is not None)
+        fleets = await self._fleets.fetch_fleets(self._seen.routers, key_of, tls=router.tls.secret is not None)
         verdict = self._planning.conclude(service, fleets, wanted, now)
         if verdict is None:
             return
-        self._metrics.planned("auto" if verdict.acts else "observe", verdict.kind)
+        self._metrics.on_planned("auto" if verdict.acts else "observe", verdict.kind)
         if verdict.news:
-            self._events.say(entry, "Normal", ACTED if verdict.acts else WOULD, verdict.sentence)
+            self._events.emit(entry, "Normal", ACTED if verdict.acts else WOULD, verdict.sentence)
         if verdict.acts:
             await self._set(service, verdict)
 

@@ -1,8 +1,8 @@
 """The groups that tell a scheduler which pods are one instance (``render.gang``): made before the pods, gone after them.
 
-    provide ─▶ not there, or of another size: it is made, or made anew in a later round
-    why_not ─▶ empty: it is there, and as it should be
-    tend    ─▶ what is of no instance any more goes; what an instance has lost comes back
+    provide   ─▶ not there, or of another size: it is made, or made anew in a later round
+    why_not   ─▶ empty: it is there, and as it should be
+    reconcile ─▶ what is of no instance any more goes; what an instance has lost comes back
 
 No watch shows them, since which kinds there are changes with the cluster; they are listed now and then.
 """
@@ -40,13 +40,13 @@ class PodGroups:
         self._taken: set[str] = set()
 
     @property
-    def taken(self) -> list[str]:
-        """Kinds and names of what others have."""
+    def taken_names(self) -> list[str]:
+        """Kinds and names of PodGroups that the service needs and that are somebody else's."""
         return [f"PodGroup {name}" for name in sorted(self._taken)]
 
     @property
-    def some(self) -> bool:
-        """There are some, ours or in our way, as far as is known."""
+    def has_groups(self) -> bool:
+        """Whether there are groups, ours or in our way, as far as is known."""
         return bool(self._there or self._taken)
 
     def why_not(self, name: str, kind: Kind) -> str:
@@ -75,14 +75,14 @@ class PodGroups:
             return
         self._there[gang.resource, name] = there
 
-    async def tend(
+    async def reconcile(
         self,
         served: Iterable[Gang],
         instances: Mapping[InstanceName, tuple[Gang, int] | None],
         render: Callable[[Gang, InstanceName, int], Body],
         now: float,
     ) -> None:
-        """Take away and put back.
+        """Delete groups of instances that are gone, and make those that are missing.
 
         Args:
             served: kinds that may have some.
@@ -104,7 +104,7 @@ class PodGroups:
     async def _make(self, gang: Gang, wanted: Body, now: float) -> Body | None:
         """The group of that name, made or found; None: it cannot be made now."""
         name = wanted["metadata"]["name"]
-        if self._holds.held(now):
+        if self._holds.is_holding(now):
             return None
         try:
             return await self._api.create(gang.resource, self._namespace, wanted)

@@ -25,7 +25,7 @@ from xpyd_operator.plan.actions import Create, Drain, Label, Remove
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.gang import Gang, Together, joined_by, queued_as
+from xpyd_operator.render.gang import Gang, InstanceGroups, joined_by, queued_as
 from xpyd_operator.render.labels import LAYOUT
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -53,25 +53,25 @@ class Pods:
         self._taken: dict[str, float] = {}
         """Names of pods of others, which carry no label of ours → when to try again."""
 
-    def taken(self, now: float) -> tuple[str, ...]:
-        """Names that somebody else's pods have, though no watch of ours shows them."""
+    def taken_names(self, now: float) -> tuple[str, ...]:
+        """Names of pods that the service needs and somebody else has, though no watch of ours shows them."""
         self._taken = {name: when for name, when in self._taken.items() if now < when}
         return tuple(self._taken)
 
     def all_of(self, instance: InstanceName) -> list[Entry]:
         """The pods of an instance that are ours, in no order."""
-        return [each for each in self._mine() if each.derived(facts).instance == instance]
+        return [each for each in self._mine() if each.derive(facts).instance == instance]
 
     def by_instance(self) -> dict[InstanceName, list[Entry]]:
         """The pods of all instances that are ours."""
         found: dict[InstanceName, list[Entry]] = {}
         for each in self._mine():
-            found.setdefault(each.derived(facts).instance, []).append(each)
+            found.setdefault(each.derive(facts).instance, []).append(each)
         return found
 
     def members(self) -> list[Facts]:
         """Of instances of several pods."""
-        return [fact for each in self._mine() if (fact := each.derived(facts)).member is not None]
+        return [fact for each in self._mine() if (fact := each.derive(facts)).member is not None]
 
     async def create(
         self, pods: Sequence[Body], now: float, group: tuple[Gang, Body] | None, lacking: Callable[[Body], str]
@@ -98,12 +98,12 @@ class Pods:
             if group is not None:
                 await self._groups.provide(*group, now)
 
-        async with self._turn if len(pods) > 1 and self._holds.lately(now) else contextlib.nullcontext():
+        async with self._turn if len(pods) > 1 and self._holds.refused_lately(now) else contextlib.nullcontext():
             await in_turn((make_group, make_others, partial(self._make, leader, now, lacking)))
 
     async def _make(self, pod: Body, now: float, lacking: Callable[[Body], str]) -> None:
         name = pod["metadata"]["name"]
-        if self._pod(name) is not None or self._holds.held(now):
+        if self._pod(name) is not None or self._holds.is_holding(now):
             return
         if words := lacking(pod):
             raise NotYet(words)
@@ -111,14 +111,14 @@ class Pods:
             made = await self._api.create("Pod", self._namespace, pod)
             if joined_by(pod) is not None:
                 self.ungrouped = joined_by(made) is None
-            self._cache.wrote("Pod", made)
+            self._cache.on_written("Pod", made)
         except ApiError as error:
             if error.conflict:
                 await self._recognize(name, now)
             elif not self._holds.excuses(error, f"creating {name}", now):
                 raise
             return
-        self._holds.over(now)
+        self._holds.clear(now)
 
     async def delete(self, instance: InstanceName) -> None:
         """Begin the end of all pods of an instance: their preStop drains."""
@@ -126,9 +126,9 @@ class Pods:
 
     async def end_together(self) -> None:
         """Of an instance of several pods of which one ends, all end."""
-        members = [each for each in self._mine() if each.derived(facts).member is not None]
-        ending = {each.derived(facts).instance for each in members if each.deleting}
-        left = [each for each in members if each.derived(facts).instance in ending and not each.deleting]
+        members = [each for each in self._mine() if each.derive(facts).member is not None]
+        ending = {each.derive(facts).instance for each in members if each.deleting}
+        left = [each for each in members if each.derive(facts).instance in ending and not each.deleting]
         for each in left:
             logger.info("pod %s/%s ends with the others of its instance", self._namespace, each.name)
         await all_of(self._delete(each) for each in left)
@@ -142,7 +142,7 @@ class Pods:
             self._excuse(entry, error)
         else:
             if answer.get("kind") == "Pod":
-                self._cache.wrote("Pod", answer)
+                self._cache.on_written("Pod", answer)
 
     async def label(self, action: Label) -> None:
         """Say whether it routes."""
@@ -153,7 +153,7 @@ class Pods:
         wanted = {label: labels.YES if holds else None for label, holds in held.items()}
         patch = {"metadata": {"uid": entry.uid, "labels": wanted}}
         try:
-            self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, entry.name, patch))
+            self._cache.on_written("Pod", await self._api.patch("Pod", self._namespace, entry.name, patch))
         except ApiError as error:
             self._excuse(entry, error)
 
@@ -163,7 +163,7 @@ class Pods:
             pod = await self._api.get("Pod", self._namespace, name)
             if controller(pod["metadata"]) == self._uid:
                 mark = {"metadata": {"uid": pod["metadata"]["uid"], "labels": {labels.SERVICE: self._service}}}
-                self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, name, mark))
+                self._cache.on_written("Pod", await self._api.patch("Pod", self._namespace, name, mark))
                 return
         except ApiError as error:
             if not (error.missing or error.conflict):
@@ -175,7 +175,7 @@ class Pods:
     def _mine(self) -> list[Entry]:
         """Without the pods of routers."""
         found = self._cache.of_service("Pod", self._namespace, self._service)
-        return [each for each in found if each.derived(facts).owner == self._uid]
+        return [each for each in found if each.derive(facts).owner == self._uid]
 
     def why_not(self, name: str) -> str:
         """Why a pod is not there; empty where it is ours and does not end."""
@@ -196,7 +196,7 @@ class Pods:
 
 def leader_of(pods: Sequence[Entry]) -> Entry | None:
     """Of the pods of an instance, the one that speaks for it; None where it is not there."""
-    return next((each for each in pods if each.derived(facts).leads), None)
+    return next((each for each in pods if each.derive(facts).leads), None)
 
 
 async def make_whole(
@@ -219,9 +219,9 @@ async def make_whole(
             continue
         if blueprint.revisions.get(each.role) != each.revision:
             continue  # it is of the other role's revision, and its time to be made will pass
-        there = [pod.derived(facts) for pod in found]
+        there = [pod.derive(facts) for pod in found]
         # They stay in the groups that they are in, whatever is made now.
-        together = Together(gangs.of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
+        together = InstanceGroups(gangs.gang_of(there[0].gang) if there[0].gang is not None else None, there[0].queued_as)
         rendered = blueprint.pods_of(each.name, each.role, each.revision, together)
         leader = rendered[0]
         wanted = (leader["metadata"]["annotations"][LAYOUT], joined_by(leader), queued_as(leader))
@@ -236,7 +236,7 @@ def in_groups(pods: Pods, gangs: Gangs, round_: Round) -> dict[InstanceName, tup
     found: dict[InstanceName, tuple[Gang, int] | None] = {
         action.instance: None for action in round_.plan.actions if isinstance(action, Create)}
     for fact in pods.members():
-        gang = gangs.of(fact.gang) if fact.gang is not None else None
+        gang = gangs.gang_of(fact.gang) if fact.gang is not None else None
         found[fact.instance] = None if gang is None else (gang, fact.size)
     return found
 

@@ -24,8 +24,8 @@ def node_lost(status: Body) -> bool:
     return marked or status.get("reason") == "NodeLost"
 
 
-def over(status: Body) -> bool:
-    """The pod has ended, and never runs again."""
+def has_ended(status: Body) -> bool:
+    """Whether the pod has ended, and never runs again."""
     return status.get("phase") in ("Failed", "Succeeded")
 
 

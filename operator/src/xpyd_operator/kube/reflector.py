@@ -167,7 +167,7 @@ class Kopf:
         self._claim_signals()
         self.starts += 1
         try:
-            while not (unwatched := self._watch.unwatched(time.monotonic())):
+            while not (unwatched := self._watch.unwatched_kinds(time.monotonic())):
                 self.alive_at = time.monotonic()
                 done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:

@@ -12,11 +12,11 @@ from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import now_text
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.shared import Shared
-from xpyd_operator.kube.status import pool_status, service_status, unplanned
+from xpyd_operator.kube.shared import SharedParts
+from xpyd_operator.kube.status import pool_status, service_status, unplanned_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
-from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
+from xpyd_operator.plan.conditions import shorten
 from xpyd_operator.plan.news import news
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.ids import Role
@@ -25,7 +25,7 @@ from xpyd_sidecar.contract.ids import Role
 class ServiceReport:
     """Of one service. ``entry``, below: its document in the cache."""
 
-    def __init__(self, shared: Shared, blueprint: KubeBlueprint, children: Children, holds: Holds) -> None:
+    def __init__(self, shared: SharedParts, blueprint: KubeBlueprint, children: Children, holds: Holds) -> None:
         self._shared = shared
         self._blueprint = blueprint
         self._children = children
@@ -44,7 +44,7 @@ class ServiceReport:
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
         status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting,
                                 gateway=gateway)
-        words = bounded("; ".join(part for part in (status.plan, sentence) if part)) or None
+        words = shorten("; ".join(part for part in (status.plan, sentence) if part)) or None
         status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)
         for role in Role:
@@ -53,7 +53,7 @@ class ServiceReport:
                 self._status.put(pool, pool_status(round_, service, role), blueprint.generations[role], now)
         for each in news(before, round_):
             words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
-            self._shared.events.say(entry, each.type, each.reason, words)
+            self._shared.events.emit(entry, each.type, each.reason, words)
         self._warn(entry)
         self._tell(entry, gateway)
 
@@ -63,38 +63,39 @@ class ServiceReport:
             self._rejected = ""
         elif gateway.status == "False" and gateway.reason != self._rejected:
             self._rejected = gateway.reason
-            self._shared.events.say(entry, "Warning", "NotGatewayReady", f"{gateway.reason}: {gateway.message}")
+            self._shared.events.emit(entry, "Warning", "NotGatewayReady", f"{gateway.reason}: {gateway.message}")
         elif gateway.status == "True" and self._rejected:
             self._rejected = ""
-            self._shared.events.say(entry, "Normal", gateway.type, gateway.message)
+            self._shared.events.emit(entry, "Normal", gateway.type, gateway.message)
 
     def _warn(self, entry: Entry) -> None:
         """Of a document: once, and again when the operator begins."""
         if self._warned != self._blueprint.warnings:
             for reason, words in self._blueprint.warnings:
-                self._shared.events.say(entry, "Warning", reason, words)
+                self._shared.events.emit(entry, "Warning", reason, words)
         self._warned = self._blueprint.warnings
 
-    def refused(self, entry: Entry, error: XpydError) -> None:
-        """The document cannot be followed, and none was ever accepted while this process lives."""
+    def write_refusal(self, entry: Entry, error: XpydError) -> None:
+        """Write that the document cannot be followed, and none was ever accepted while this process lives."""
         valid = self._blueprint.valid
         before = read(entry.body, ServiceStatus)
-        why: Absence = Broken(valid.reason, valid.message)
+        why: Absence = Breakage(valid.reason, valid.message)
         if valid.status != "False":  # it cannot be told at present, and will be
             if any(each.type == "Valid" for each in before.conditions):
                 return
             why = Waiting("NotReached", str(error))
             valid = Condition(type="Valid", status="Unknown", reason=why.reason, message=why.message)
-        status = unplanned(before, why, valid)
+        status = unplanned_status(before, why, valid)
         self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
-            self._shared.events.say(entry, "Warning", valid.reason, valid.message)
+            self._shared.events.emit(entry, "Warning", valid.reason, valid.message)
 
-    def keyless(self, entry: Entry, error: KeyTrouble) -> None:
-        """The key of its pods cannot be told. It stays a status of the document that was acted on last."""
+    def write_key_problem(self, entry: Entry, error: KeyTrouble) -> None:
+        """Write that the key of its pods cannot be told. It stays a status of the document that was acted on last."""
         before = read(entry.body, ServiceStatus)
-        self._status.put(entry, unplanned(before, Broken(error.reason, str(error))), before.observed_generation, now_text())
-        self._shared.events.say(entry, "Warning", error.reason, str(error))
+        status = unplanned_status(before, Breakage(error.reason, str(error)))
+        self._status.put(entry, status, before.observed_generation, now_text())
+        self._shared.events.emit(entry, "Warning", error.reason, str(error))
 
     async def close(self) -> None:
         """Write what was said, as far as that goes in time."""

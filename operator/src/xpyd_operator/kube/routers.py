@@ -12,8 +12,8 @@ from typing import Any
 from xpyd_operator.kube.absent import absent
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.facts import Facts
-from xpyd_operator.kube.podstatus import condition, last_line, over
-from xpyd_operator.plan.absent import Absence, Broken, Waiting
+from xpyd_operator.kube.podstatus import condition, has_ended, last_line
+from xpyd_operator.plan.absent import Absence, Breakage, Waiting
 from xpyd_operator.plan.desired import STARTUP_S
 from xpyd_operator.render import labels
 
@@ -31,9 +31,9 @@ def absent_routers(
     failure = condition((deployment or {}).get("status") or {}, "ReplicaFailure")
     if failure is not None and failure.get("status") == "True":
         words = last_line(failure.get("message")) or failure.get("reason") or "no reason is given"
-        found.append(Broken(REFUSED, f"Deployment {name} cannot make pods of routers: {words}"))
+        found.append(Breakage(REFUSED, f"Deployment {name} cannot make pods of routers: {words}"))
     # One that has ended for good lies about until somebody clears it away; its ReplicaSet has made another one.
-    staying = sorted((pod for pod in pods if not pod.deleting and not over(pod.body.get("status") or {})),
+    staying = sorted((pod for pod in pods if not pod.deleting and not has_ended(pod.body.get("status") or {})),
                      key=lambda pod: pod.name)
     if not staying and not found:
         found.append(Waiting("NoRouter", f"Deployment {name} has made no pod that runs yet"))

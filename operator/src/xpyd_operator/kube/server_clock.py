@@ -33,11 +33,11 @@ class ServerClock:
         """How far the server's is ahead of ours at least (negative: behind); 0 where they may agree."""
         return min(max(0.0, self._least), self._most)
 
-    def now(self) -> float:
-        """The server's time."""
+    def time(self) -> float:
+        """The server's time, unix seconds."""
         return self.ours() + self.ahead_s
 
-    def answered(self, date: str | None, asked: float) -> None:
+    def on_answer(self, date: str | None, asked: float) -> None:
         """An answer has come just now. ``date``: its header; ``asked``: when by ``ours`` it was asked for. What is no date
         says nothing.
         """

@@ -16,17 +16,17 @@ import aiohttp
 from xpyd_operator.errors import ServiceGone, XpydError
 from xpyd_operator.kube.api import Api
 from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import Refused
+from xpyd_operator.kube.blueprint import DocumentRefused
 from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.facts import facts
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.gateways import Gateways
-from xpyd_operator.kube.logs import about
+from xpyd_operator.kube.logs import log_subject
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.shared import Shared
+from xpyd_operator.kube.shared import SharedParts
 from xpyd_operator.kube.sweep import left_behind, sweep
 from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.turns import Turns
@@ -74,7 +74,7 @@ class Services:
         self._services: dict[Name, _Service] = {}
         self._turns = asyncio.Semaphore(settings.rounds)
         self._ending = asyncio.Event()
-        self._shared: Shared | None = None
+        self._shared: SharedParts | None = None
 
     def wake(self, namespace: str, name: str) -> None:
         """Something of this service may have changed."""
@@ -95,9 +95,9 @@ class Services:
             settings = self._settings
             master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
                             dry_run=settings.dry_run)
-            self._shared = Shared(self._api, self._cache, settings, self._events, session, self._api.server_clock.now,
-                                  master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
-                                  Gateways(self._api, self._cache, settings.namespaces, self.wake), self._metrics)
+            self._shared = SharedParts(self._api, self._cache, settings, self._events, session, self._api.server_clock.time,
+                                       master, Turns(self._cache), Gangs(self._api, settings), Topology(self._api),
+                                       Gateways(self._api, self._cache, settings.namespaces, self.wake), self._metrics)
             looking = asyncio.create_task(self._shared.gateways.run(), name="gateways")
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
@@ -133,7 +133,7 @@ class Services:
     def _derived_keys(self) -> bool:
         """Whether some engine has a key that was derived from a master."""
         return any(
-            is_derived(name, pod.derived(facts).key)
+            is_derived(name, pod.derive(facts).key)
             for namespace, name in self._cache.services() for pod in self._cache.of_service("Pod", namespace, name)
         )
 
@@ -141,7 +141,7 @@ class Services:
         """Once ``run`` has begun."""
         if self._shared is not None and service.task is None:
             where = "/".join(service.name)
-            with about(*service.name):
+            with log_subject(*service.name):
                 service.task = asyncio.create_task(self._tend(service, self._shared), name=f"service {where}")
             self._metrics.tasks.inc()
 
@@ -161,7 +161,7 @@ class Services:
                     await self._events.flush()
         self._shared = None
 
-    async def _tend(self, service: _Service, shared: Shared) -> None:
+    async def _tend(self, service: _Service, shared: SharedParts) -> None:
         try:
             while not self._ending.is_set():
                 service.wake.clear()
@@ -228,10 +228,10 @@ class Services:
         last = backend.last.desired if backend.last is not None else None
         try:
             async with asyncio.timeout(ROUND_S):
-                done = await converge(backend, self._api.server_clock.now(), dry_run=self._settings.dry_run, last=last)
+                done = await converge(backend, self._api.server_clock.time(), dry_run=self._settings.dry_run, last=last)
         except ServiceGone:
             result = "gone"
-        except (Refused, KeyTrouble) as error:
+        except (DocumentRefused, KeyTrouble) as error:
             service.failed, result = 0, "refused"
             if str(error) != service.refused:
                 logger.warning("%s/%s: %s", *service.name, error)
@@ -264,7 +264,8 @@ class Services:
         service.failed = 0
         if self._settings.dry_run:
             return self._resync_s
-        return 0.0 if done.plan.actions and not backend.holds.held(self._api.server_clock.now()) else self._soon(backend)
+        holding = backend.holds.is_holding(self._api.server_clock.time())
+        return 0.0 if done.plan.actions and not holding else self._soon(backend)
 
     def _soon(self, backend: KubeBackend) -> float:
         return min(SOON_S, self._resync_s) if backend.hurried else self._resync_s

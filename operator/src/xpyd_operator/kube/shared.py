@@ -19,8 +19,8 @@ from xpyd_operator.kube.topology import Topology
 from xpyd_operator.kube.turns import Turns
 
 
-class Shared(msgspec.Struct, frozen=True):
-    """Made when the operator begins."""
+class SharedParts(msgspec.Struct, frozen=True):
+    """What all services of the operator share, made when it begins."""
 
     api: Api
     cache: WatchCache

@@ -12,8 +12,8 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, PoolCondition, PoolStatus, ServiceStatus
 from xpyd_operator.kube.gangs import Gangs
 from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.plan.absent import PUT_OFF, Absence, Broken, Waiting
-from xpyd_operator.plan.conditions import FAILED, bounded, conditions
+from xpyd_operator.plan.absent import PUT_OFF, Absence, Breakage, Waiting
+from xpyd_operator.plan.conditions import FAILED, conditions, shorten
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.engine import step_sync
@@ -39,20 +39,20 @@ def service_status(
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
     scheme = "http" if service.spec.router.tls.secret is None else "https"
     after = (*after, *(Waiting(PUT_OFF, each) for each in round_.postponed),
-             *(Broken(FAILED, each) for each in round_.failures))
+             *(Breakage(FAILED, each) for each in round_.failures))
     found = conditions(round_.desired, round_.observed, round_.plan, said.roles, after)
     put_off = [each.message for each in after if isinstance(each, Waiting)]
     return msgspec.structs.replace(
         said,
-        conditions=(*found, valid, *((gateway,) if gateway is not None else ()), *stalled(found, valid)),
+        conditions=(*found, valid, *((gateway,) if gateway is not None else ()), *stalled_conditions(found, valid)),
         model=service.served_name,
         url=f"{scheme}://{host}:{service.spec.router.ports.http}",
         step_sync=step_sync(service),
-        plan=bounded("; ".join(part for part in (said.plan, *put_off) if part)) or None,
+        plan=shorten("; ".join(part for part in (said.plan, *put_off) if part)) or None,
     )
 
 
-def stalled(found: Iterable[Condition], valid: Condition) -> tuple[Condition, ...]:
+def stalled_conditions(found: Iterable[Condition], valid: Condition) -> tuple[Condition, ...]:
     """The condition ``Stalled`` while it holds, and nothing otherwise.
 
     It is what programs that wait for a document to take effect look at (kstatus, so Flux): the newest one is refused, or
@@ -81,7 +81,7 @@ def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus
     return PoolStatus(replicas=len(mine), ready_replicas=ready, selector=selector, conditions=tuple(said))
 
 
-def service_wide(taken: Iterable[str], valid: Condition, lacking: KeyTrouble | None) -> tuple[Broken, ...]:
+def service_wide(taken: Iterable[str], valid: Condition, lacking: KeyTrouble | None) -> tuple[Breakage, ...]:
     """What is wrong with the service as a whole, not with an instance.
 
     Args:
@@ -90,27 +90,27 @@ def service_wide(taken: Iterable[str], valid: Condition, lacking: KeyTrouble | N
         lacking: why the master of all keys may be lost.
     """
     do = "rename or delete it, since this service needs the name"
-    found = [Broken("NameTaken", f"{each} is somebody else's", do) for each in taken]
+    found = [Breakage("NameTaken", f"{each} is somebody else's", do) for each in taken]
     if valid.status == "False":
-        found.append(Broken(valid.reason, valid.message))
+        found.append(Breakage(valid.reason, valid.message))
     if lacking is not None:
-        found.append(Broken(lacking.reason, str(lacking)))
+        found.append(Breakage(lacking.reason, str(lacking)))
     return tuple(found)
 
 
-def ungrouped(gangs: Gangs, *, left_out: bool) -> tuple[Broken, ...]:
+def gang_problems(gangs: Gangs, *, left_out: bool) -> tuple[Breakage, ...]:
     """Why instances of several pods are not placed as a whole though somebody asked for it. ``left_out``: the API server
     takes pods without the group that they were to be in.
     """
-    found = [Broken("GangNotServed", gangs.trouble)] if gangs.trouble else []
+    found = [Breakage("GangNotServed", gangs.problem)] if gangs.problem else []
     if left_out:
-        found.append(Broken("GangNotServed", "the API server serves PodGroups and takes no spec.schedulingGroup of pods",
-                            "turn on the feature gate GenericWorkload for it and the scheduler, or start the operator with "
-                            "--gang none"))
+        do = "turn on the feature gate GenericWorkload for it and the scheduler, or start the operator with --gang none"
+        what = "the API server serves PodGroups and takes no spec.schedulingGroup of pods"
+        found.append(Breakage("GangNotServed", what, do))
     return tuple(found)
 
 
-def unplanned(before: ServiceStatus, why: Absence, valid: Condition | None = None) -> ServiceStatus:
+def unplanned_status(before: ServiceStatus, why: Absence, valid: Condition | None = None) -> ServiceStatus:
     """The status while nothing can be planned. What runs goes on, so a Ready that was said of a document that was followed
     is left alone; where none ever was, Ready has the reason of this.
 
@@ -119,7 +119,7 @@ def unplanned(before: ServiceStatus, why: Absence, valid: Condition | None = Non
         why: what is in the way.
         valid: what is said of the newest document; None: it is not the document that is in the way.
     """
-    words = bounded(why.message)
+    words = shorten(why.message)
     told = {each.type: each for each in before.conditions if each.type != "Stalled"}
     if valid is not None:
         told["Valid"] = valid
@@ -127,6 +127,6 @@ def unplanned(before: ServiceStatus, why: Absence, valid: Condition | None = Non
         told["Degraded"] = Condition(type="Degraded", status="True", reason=why.reason, message=words)
     if before.url is None:
         told["Ready"] = Condition(type="Ready", status="False", reason=why.reason, message=words)
-    if isinstance(why, Broken):
+    if isinstance(why, Breakage):
         told["Stalled"] = Condition(type="Stalled", status="True", reason=why.reason, message=words)
     return msgspec.structs.replace(before, conditions=tuple(told.values()))

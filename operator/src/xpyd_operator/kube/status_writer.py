@@ -34,14 +34,14 @@ def read(body: Body, kind: type[Status]) -> Status:
         return kind()
 
 
-def stamped(status: Status, before: Status, generation: int | None, now: str) -> Status:
-    """With the generation, and each condition with the time when it turned: as ``before`` has it where it did not."""
+def stamp_status(status: Status, before: Status, generation: int | None, now: str) -> Status:
+    """The status with the generation, and each condition with the time ``now`` where it turned, or that of ``before``."""
     old = {each.type: each for each in before.conditions}
     conditions = tuple(_stamp(each, old.get(each.type), generation, now) for each in status.conditions[:CONDITIONS_MAX])
     return msgspec.structs.replace(status, observed_generation=generation, conditions=conditions)
 
 
-def turned(status: ServiceStatus | PoolStatus, before: ServiceStatus | PoolStatus) -> bool:
+def has_turned(status: ServiceStatus | PoolStatus, before: ServiceStatus | PoolStatus) -> bool:
     """Whether a condition holds that did not, or the other way round."""
     return {each.type: each.status for each in status.conditions} != {each.type: each.status for each in before.conditions}
 
@@ -84,12 +84,12 @@ class StatusWriter:
         at = (entry.kind, entry.namespace, entry.name)
         uid, sent = self._sending.get(at, ("", None))
         before = sent if isinstance(sent, type(status)) and uid == entry.uid else read(entry.body, type(status))
-        status = stamped(status, before, generation, now)
+        status = stamp_status(status, before, generation, now)
         if status == before:
             self._pending.pop(at, None)
             return
         self._pending[at] = (entry.uid, status)
-        if turned(status, before):
+        if has_turned(status, before):
             self._hurry.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write(), name=f"status {entry.namespace}/{entry.service}")
@@ -127,7 +127,7 @@ class StatusWriter:
         if not patch:
             return
         try:
-            self._cache.wrote(kind, await self._api.patch_status(kind, namespace, name, patch, uid))
+            self._cache.on_written(kind, await self._api.patch_status(kind, namespace, name, patch, uid))
         except ApiError as error:
             if not (error.missing or error.conflict):  # it has gone meanwhile, or is another one
                 logger.warning("cannot write the status of %s %s/%s: %s", kind, namespace, name, error)

@@ -55,7 +55,7 @@ class Switches:
         Raises:
             ApiError: the API server refuses, or does not answer.
         """
-        entry = leader_of([each for each in self._mine() if each.derived(facts).instance == action.instance])
+        entry = leader_of([each for each in self._mine() if each.derive(facts).instance == action.instance])
         if entry is None or entry.deleting:
             return
         told = Assignment(action.role, action.epoch, round(now, 3))
@@ -66,34 +66,34 @@ class Switches:
             "labels": {labels.ROSTER: None, labels.ROUTER: None},
         }
         if await self._patch(entry, metadata):
-            await self._push([msgspec.structs.replace(entry.derived(facts), told=told)], key_of)
+            await self._push([msgspec.structs.replace(entry.derive(facts), told=told)], key_of)
 
-    async def tend(self, fleet: Fleet | None, key_of: KeyOf) -> None:
+    async def reconcile(self, fleet: Fleet | None, key_of: KeyOf) -> None:
         """Label those that the routers know in their new role, and tell the others once more.
 
         Raises:
             ApiError: a label could not be written.
         """
         mine = [pod for pod in self._mine() if not pod.deleting]
-        pods = [pod for pod in mine if pod.derived(facts).switching]
+        pods = [pod for pod in mine if pod.derive(facts).switching]
         there = {pod.uid for pod in pods}
         self._complained = {uid: why for uid, why in self._complained.items() if uid in there}
         heard = {each.instance: each for each in fleet.instances} if fleet is not None else {}
         deaf = []
         for pod in pods:
-            told, known = pod.derived(facts).told, heard.get(pod.derived(facts).instance)
+            told, known = pod.derive(facts).told, heard.get(pod.derive(facts).instance)
             if told is not None and known is not None and (known.role, known.epoch) == (told.role, told.epoch):
                 logger.info("pod %s/%s is %s now", self._namespace, pod.name, told.role)
                 await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: told.role.value}})
             else:
-                deaf.append(pod.derived(facts))
+                deaf.append(pod.derive(facts))
         await self._push(deaf, key_of)
-        leaders = {pod.derived(facts).instance: pod for pod in mine if pod.derived(facts).leads}
+        leaders = {pod.derive(facts).instance: pod for pod in mine if pod.derive(facts).leads}
         for pod in mine:
-            leader = leaders.get(pod.derived(facts).instance)
-            if leader is None or leader is pod or (fact := leader.derived(facts)).switching or fact.role is None:
+            leader = leaders.get(pod.derive(facts).instance)
+            if leader is None or leader is pod or (fact := leader.derive(facts)).switching or fact.role is None:
                 continue
-            if pod.derived(facts).role is not fact.role:
+            if pod.derive(facts).role is not fact.role:
                 await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: fact.role.value}})
 
     async def _push(self, pods: Iterable[Facts], key_of: KeyOf) -> None:
@@ -113,12 +113,12 @@ class Switches:
 
     def _mine(self) -> list[Entry]:
         found = self._cache.of_service("Pod", self._namespace, self._service)
-        return [each for each in found if each.derived(facts).owner == self._uid]
+        return [each for each in found if each.derive(facts).owner == self._uid]
 
     async def _patch(self, entry: Entry, metadata: dict[str, object]) -> bool:
         """Whether it was written: a pod that has gone or changed is no error, since the watch tells."""
         try:
-            self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, entry.name, {"metadata": metadata}))
+            self._cache.on_written("Pod", await self._api.patch("Pod", self._namespace, entry.name, {"metadata": metadata}))
         except ApiError as error:
             if error.missing:
                 self._cache.missing(entry)

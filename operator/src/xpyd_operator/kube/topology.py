@@ -9,7 +9,7 @@ import logging
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.plan.absent import Broken
+from xpyd_operator.plan.absent import Breakage
 from xpyd_sidecar.contract.ids import Role
 
 logger = logging.getLogger(__name__)
@@ -24,16 +24,16 @@ class Topology:
         self._known: dict[str, tuple[bool, float]] = {}
         """Label → whether a node has it, or nothing can be said; and when it was asked."""
 
-    async def absent(self, service: DisaggService, now: float) -> tuple[Broken, ...]:
+    async def absent(self, service: DisaggService, now: float) -> tuple[Breakage, ...]:
         """What is wrong with the topology of a service, by role."""
         found = []
         for role in Role:
             spec = service.spec.role(role)
             key = service.spec.engine.topology if spec.parallelism.pods > 1 else None
-            if key is not None and spec.most and not await self._there(key, now):
+            if key is not None and spec.max_instances and not await self._there(key, now):
                 words = f"spec.engine.topology: no node has the label {key}, so that no pod of {role} finds a place"
                 do = "kubectl get nodes --show-labels has those that there are"
-                found.append(Broken("TopologyUnknown", words, do))
+                found.append(Breakage("TopologyUnknown", words, do))
         return tuple(found)
 
     async def _there(self, key: str, now: float) -> bool:

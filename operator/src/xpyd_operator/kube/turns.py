@@ -64,7 +64,7 @@ class Turns:
         seen: dict[str, set[str]] = {}
         for service in self._cache.services():
             for pod in self._cache.of_service("Pod", *service):
-                fact = pod.derived(facts)
+                fact = pod.derive(facts)
                 if fact.key and fact.component == ENGINE and not fact.ends_by:
                     seen.setdefault(fact.owner, set()).add(fact.key)
         return {owner for owner, found in seen.items() if len(found) > 1}

@@ -91,7 +91,7 @@ class Watch:
         kinds = {kind for where in begun for kind in KINDS if kind not in self._listed[where]}
         return f"not listed yet: {', '.join(kind for kind in KINDS if kind in kinds)}" if kinds else ""
 
-    def unwatched(self, now: float) -> str:
+    def unwatched_kinds(self, now: float) -> str:
         """Kinds that nobody has watched for ``UNWATCHED_S``, in words; to be called every second (``now`` is monotonic).
 
         kopf looks for resources when a CRD changes, and the API server may offer a new one only after the last change that
@@ -119,10 +119,10 @@ class Watch:
 
     def event(self, kind: str, type_: str | None, body: dict[str, Any]) -> None:
         """Kopf shows an object. ``type_`` is None for what a list brought, which is known already."""
-        self._metrics.watched(kind, (type_ or "listed").lower())
+        self._metrics.on_watched(kind, (type_ or "listed").lower())
         if type_ is None:
             return
-        news = self._cache.gone(kind, body) if type_ == "DELETED" else self._cache.seen(kind, body)
+        news = self._cache.on_deleted(kind, body) if type_ == "DELETED" else self._cache.on_seen(kind, body)
         if news:
             self._tell({_service(kind, body)})
 
@@ -159,7 +159,7 @@ class Watch:
         for item in items:
             item.setdefault("kind", kind)
             item.setdefault("apiVersion", listed.version)
-        changed = self._cache.listed(kind, namespace, items, version)
+        changed = self._cache.on_listed(kind, namespace, items, version)
         complete_before = self.complete(namespace or "")
         self._listed.setdefault(namespace, set()).add(kind)
         if not complete_before and self.complete(namespace or ""):

@@ -32,7 +32,7 @@ WOKEN, TO_ZERO = "Woken", "ToZero"
 
 
 class ZeroView(msgspec.Struct, frozen=True):
-    """What a round saw."""
+    """What a round saw of a service that may have no instances."""
 
     fleet: Fleet | None = None
     """What a router told."""
@@ -51,8 +51,10 @@ class ZeroScaler:
         self._told: Fleet | None = None
         """The answer that was heard last; one may stand for several rounds."""
 
-    async def tend(self, entry: Entry, service: DisaggService, wanted: Counts, seen: ZeroView, key_of: KeyOf, *, now: float,
-                   cold_s: float, held_up: str = "", failed: str = "") -> bool:
+    async def scale(
+        self, entry: Entry, service: DisaggService, wanted: Counts, seen: ZeroView, key_of: KeyOf, *, now: float,
+        cold_s: float, held_up: str = "", failed: str = ""
+    ) -> bool:
         """Wake the service, or put it to sleep, where that is due; whether it did, so that ``wanted`` is of before.
 
         Args:
@@ -73,7 +75,7 @@ class ZeroScaler:
             await self._caller.close()
             return False
         tls = service.spec.router.tls.secret is not None
-        served = zero.served(service, wanted, seen.instances)
+        served = zero.can_serve(service, wanted, seen.instances)
         call = None if served else zero.wake_call(wanted.decode, seen.instances, held_up, failed)
         await self._caller.keep(seen.routers, key_of, call, tls=tls)
         if wanted.decode > 0:
@@ -81,7 +83,7 @@ class ZeroScaler:
         held = self._caller.take()
         if not held:
             return False
-        self._history = self._history.heard(0.0, now, service.spec.planner.idle_timeout_s)
+        self._history = self._history.with_request(0.0, now, service.spec.planner.idle_timeout_s)
         first = zero.first_counts(service)
         words = f"{held} requests wait and no instance runs: {first.prefill}P{first.decode}D"
         return await self._set(entry, service, (first.prefill, first.decode), WOKEN, words)
@@ -98,16 +100,16 @@ class ZeroScaler:
             return False
         if told is not self._told:
             self._told = told
-            self._history = self._history.heard(told.idle_s, now, after_s)
+            self._history = self._history.with_request(told.idle_s, now, after_s)
         idle_s = now - self._history.last
         if zero.comes_soon(seen.instances) or zero.reason_to_stay(self._history, idle_s, after_s, cold_s):
             return False
         tls = service.spec.router.tls.secret is not None
-        answers = await self._fleets.everyone(seen.routers, key_of, tls=tls)
+        answers = await self._fleets.fetch_fleets(seen.routers, key_of, tls=tls)
         agreed = zero.agreed_idle_s(answers.get(each.uid) for each in seen.routers)
         if agreed is None:
             return False
-        self._history = self._history.heard(agreed, now, after_s)
+        self._history = self._history.with_request(agreed, now, after_s)
         if why := zero.reason_to_stay(self._history, agreed, after_s, cold_s):
             logger.info("%s/%s is idle and stays: %s", entry.namespace, entry.name, why)
             return False
@@ -119,5 +121,5 @@ class ZeroScaler:
         for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True):
             changed |= await self._children.scale(service, role, count)
         if changed:
-            self._events.say(entry, "Normal", reason, words)
+            self._events.emit(entry, "Normal", reason, words)
         return changed

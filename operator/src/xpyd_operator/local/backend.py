@@ -39,8 +39,8 @@ from xpyd_operator.plan.actions import (
     Switch,
     Undrain,
 )
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.adapters import follows
@@ -73,13 +73,13 @@ class LocalBackend:
         self._planning = Planning()
         self._hangs = Hangs()
 
-    async def desired(self) -> Desired:
-        """From the document, and the wish to end."""
-        return self.blueprint.desired()
+    async def desired_service(self) -> DesiredService:
+        """What the document asks for, and whether the service is to end."""
+        return self.blueprint.desired_service()
 
     # What is there
 
-    async def observe(self, now: float) -> Observed:
+    async def observe(self, now: float) -> ObservedService:
         """Count ends that nobody asked for, keep house, and look.
 
         Raises:
@@ -98,16 +98,16 @@ class LocalBackend:
             self._kept_at = now
             self._keep_house(working)
         self.picture = await self._look(working, now)
-        self._hangs.tend(self.picture, working, self._instances)
+        self._hangs.end_hung(self.picture, working, self._instances)
         self._plan(self.picture, now)
         return self.picture.observed
 
     def _plan(self, picture: Picture, now: float) -> None:
         """Let the planner look, and decide when an interval is over; what it sets is in force from the next round on."""
         fleet = picture.fleet
-        self._planning.look(fleet, picture.observed.instances, now)
+        self._planning.observe(fleet, picture.observed.instances, now)
         try:
-            service, before = self.blueprint.service(), self.blueprint.desired()
+            service, before = self.blueprint.service(), self.blueprint.desired_service()
         except XpydError as error:
             logger.warning("the planner waits: %s", error)
             return
@@ -129,7 +129,7 @@ class LocalBackend:
 
     async def _look(self, working: dict[str, Work], now: float) -> Picture:
         wanted = self.blueprint.agents(self._records())
-        return await self._observer.look(self._instances, working, wanted, now)
+        return await self._observer.observe(self._instances, working, wanted, now)
 
     def _adopt(self) -> None:
         """Know every instance that has a folder; forget those that have none."""
@@ -188,7 +188,7 @@ class LocalBackend:
         order, working = round_.desired.adapters, self._tasks.working()
         for seen in [each for each in round_.observed.instances if each.name not in working]:
             instance = self.instance(seen.name)
-            if seen.switching and not seen.leaving and (told := instance.told()) is not None:
+            if seen.switching and not seen.leaving and (told := instance.written_assignment()) is not None:
                 await agents.assign(instance.run_dir, told)
             if seen.ready and not follows(seen.adapters.order if seen.adapters is not None else "", order):
                 await agents.order_adapters(instance.run_dir, order)
@@ -224,7 +224,7 @@ class LocalBackend:
                 grace_s = self.blueprint.service().spec.drain.timeout_s
                 self._tasks.begin("router", Work.REMOVING, self.router.stop(grace_s))
 
-    def said(self, round_: Round) -> None:
+    def report(self, round_: Round) -> None:
         """Remember the last round, for whoever shows progress in this process."""
         self.last = round_
 

@@ -15,7 +15,7 @@ from xpyd_operator.local.paths import ServiceFolder, member_folder, run_folder
 from xpyd_operator.local.store import InstanceRecord, MemberRecord, PlannedCounts, Settings, StopRequest
 from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.counts import counts, target
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.render.engine import adapter_order, engine_revision
 from xpyd_operator.render.process import (
     EngineBinding,
@@ -62,7 +62,7 @@ class LocalBlueprint:
         except LocalError:  # half a file, or that of another version, still is a wish to end
             return StopRequest()
 
-    def desired(self) -> Desired:
+    def desired_service(self) -> DesiredService:
         """For the planner.
 
         Raises:
@@ -73,10 +73,10 @@ class LocalBlueprint:
         model = model_of(service)
         found = counts(service, self._planned(service))
         targets = {
-            role: target(found.of(role), engine_revision(service, role, model), spec.rollout) for role in Role
+            role: target(found.count_of(role), engine_revision(service, role, model), spec.rollout) for role in Role
         }
         no_switch = local_difference(service)
-        return Desired(
+        return DesiredService(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
@@ -95,12 +95,12 @@ class LocalBlueprint:
         """What the planner set, in its mode auto; without that a role with ``scaling`` has its least. A service that may
         have none at all has one of each: nothing here would start them.
         """
-        planned = self.planned() if service.spec.planner.mode == "auto" else None
-        if planned is None and service.spec.decode.least < 1:
+        planned = self.planned_counts() if service.spec.planner.mode == "auto" else None
+        if planned is None and service.spec.decode.min_instances < 1:
             return dict.fromkeys(Role, 1)
         return {} if planned is None else {Role.PREFILL: planned.prefill, Role.DECODE: planned.decode}
 
-    def planned(self) -> PlannedCounts | None:
+    def planned_counts(self) -> PlannedCounts | None:
         """What the planner said last; None before that, or where it cannot be read."""
         try:
             return store.load(self.folder.planned, PlannedCounts)

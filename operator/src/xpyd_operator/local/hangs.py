@@ -4,7 +4,8 @@
           ──for PERIOD_S · FAILURES──▶ END; the planner starts it again, as one that crashed
     agent: silent, or it lives ──▶ nothing, and the time begins anew
 
-The agent decides; here only its word is counted (``look``, which is pure: time is given), and carried out (``tend``).
+The agent decides; here only its word is counted (``next_steps``, which is pure: time is given), and carried out
+(``end_hung``).
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Hangs:
     def __init__(self) -> None:
         self._counted: dict[InstanceName, _Counted] = {}
 
-    def look(self, now: float, hung: Mapping[InstanceName, HungEngine]) -> dict[InstanceName, HangStep]:
-        """What follows from what agents say at ``now`` (seconds). ``hung``: engines whose agents say that they stand still;
-        the others live, or nothing is known of them.
+    def next_steps(self, now: float, hung: Mapping[InstanceName, HungEngine]) -> dict[InstanceName, HangStep]:
+        """What to do with each engine that stands still, from what agents say at ``now`` (seconds).
+
+        ``hung``: engines whose agents say that they stand still; the others live, or nothing is known of them.
         """
         steps: dict[InstanceName, HangStep] = {}
         counted: dict[InstanceName, _Counted] = {}
@@ -71,7 +73,7 @@ class Hangs:
         self._counted = counted
         return steps
 
-    def tend(self, picture: Picture, working: Collection[str], instances: Mapping[InstanceName, LocalInstance]) -> None:
+    def end_hung(self, picture: Picture, working: Collection[str], instances: Mapping[InstanceName, LocalInstance]) -> None:
         """End engines of which their agents have said for long enough that they stand still; stacks are logged first.
 
         ``working``: names of what begins or ends by itself, and is let alone.
@@ -84,7 +86,7 @@ class Hangs:
                 leader = engine.leader()
                 if leader is not None and engine.alive():
                     hung[name] = HungEngine(leader, status.hangs)
-        for name, step in self.look(time.monotonic(), hung).items():
+        for name, step in self.next_steps(time.monotonic(), hung).items():
             engine, why = instances[name].engine, hung[name].why
             match step:
                 case HangStep.DUMP:

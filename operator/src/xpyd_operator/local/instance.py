@@ -105,8 +105,8 @@ class LocalInstance:
             store.save(member.agent_file, agent)
         store.save(self._record, record)
 
-    def told(self) -> Assignment | None:
-        """Its role as it is written down; None where it was never made.
+    def written_assignment(self) -> Assignment | None:
+        """The role of the instance as its record has it; None where it was never made.
 
         Raises:
             LocalError: the record is damaged.
@@ -151,7 +151,7 @@ class LocalInstance:
         agent = msgspec.structs.replace(config.agent, engine=join_host_port(host, port), advertise_host=host,
                                         advertise_port=port)
         configs[member.index] = msgspec.structs.replace(config, agent=agent)
-        moved = record.moved(member.index, port)
+        moved = record.with_port(member.index, port)
         self.write(moved, configs)
         await self.start_agent(member)
         return moved.member(member.index)

@@ -25,11 +25,11 @@ class LockHeld(LocalError):
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock.
 
     Raises:
-        Busy: another process does.
+        LockHeld: another process does.
         LocalError: the file cannot be used.
     """
     try:

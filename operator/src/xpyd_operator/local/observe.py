@@ -17,7 +17,7 @@ from xpyd_operator.local.procs import Identity
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.plan.observed import Instance, Observed, ObservedRouter, ObservedUnit, Phase
+from xpyd_operator.plan.observed import Instance, ObservedRouter, ObservedService, ObservedUnit, Phase
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, words_of_ejection
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -44,7 +44,7 @@ class Sight(msgspec.Struct, frozen=True):
 class Picture(msgspec.Struct, frozen=True):
     """Everything that was found at one time."""
 
-    observed: Observed
+    observed: ObservedService
     sights: tuple[Sight, ...]
     fleet: Fleet | None
 
@@ -59,7 +59,7 @@ class Observer:
         self._phases: dict[str, tuple[Phase, float]] = {}
         self._served: dict[str, Identity] = {}
 
-    async def look(
+    async def observe(
         self,
         instances: Mapping[InstanceName, LocalInstance],
         work: Mapping[str, Work],
@@ -94,7 +94,7 @@ class Observer:
         if config is not None or "router" in work:
             router = self._seen_router(fleet, found, work.get("router"), now)
         told = fleet.disaggregation if fleet is not None and fleet.settled else None
-        observed = Observed(found, router, fleet_known=known, disaggregation=told)
+        observed = ObservedService(found, router, fleet_known=known, disaggregation=told)
         return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
 
     async def _fleet(self, port: int | None) -> Fleet | None:
@@ -115,7 +115,7 @@ class Observer:
         units, engines = [], []
         leader = instance.engine.leader()
         for member in instance.members:
-            engine, agent = member.engine.seen(now), member.agent.seen(now)
+            engine, agent = member.engine.observe(now), member.agent.observe(now)
             config = wanted[member.index] if wanted is not None and member.index < len(wanted) else None
             if config is not None and agent.alive and member.agent_config() != config:
                 agent = msgspec.structs.replace(agent, outdated=True)
@@ -147,7 +147,7 @@ class Observer:
     def _seen_router(
         self, fleet: Fleet | None, instances: tuple[Instance, ...], work: Work | None, now: float
     ) -> ObservedRouter:
-        unit = self._router.unit.seen(now)
+        unit = self._router.unit.observe(now)
         if work is Work.STARTING:
             unit = ObservedUnit("router", alive=True, crashes=unit.crashes)
         heard = {seen.instance for seen in fleet.instances if seen.state is State.READY} if fleet is not None else set()

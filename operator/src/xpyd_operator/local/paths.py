@@ -40,8 +40,8 @@ RUN_NAME_MAX = 10
 """``e123456789``, ``e123456-15`` or eight hexadecimal digits."""
 
 
-def home() -> Path:
-    """The folder with one folder per service."""
+def home_folder() -> Path:
+    """The folder of xpyd's state on this host, with one folder per service."""
     given = os.environ.get("XPYD_HOME")
     if given:
         return Path(given).expanduser().absolute()
@@ -54,7 +54,7 @@ class ServiceFolder:
 
     def __init__(self, service: str, base: Path | None = None) -> None:
         self.service = service
-        self.path = (base or home()) / service
+        self.path = (base or home_folder()) / service
         self.desired = self.path / "desired.yaml"
         self.planned = self.path / "planned.json"
         self.settings = self.path / "settings.json"
@@ -93,7 +93,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 def services(base: Path | None = None) -> list[str]:
     """Every service that has a folder with a document, by name."""
-    folder = base or home()
+    folder = base or home_folder()
     try:
         return sorted(entry.name for entry in folder.iterdir() if (entry / "desired.yaml").is_file())
     except OSError:

@@ -77,7 +77,7 @@ def who_listens(port: int) -> str:
     wanted = {inode for table in ("tcp", "tcp6") for inode in _listeners(procs.PROC / "net" / table, port)}
     if not wanted:
         return ""
-    for stat in procs.everyone():
+    for stat in procs.all_processes():
         with contextlib.suppress(OSError):
             for link in os.scandir(procs.PROC / str(stat.pid) / "fd"):
                 with contextlib.suppress(OSError):

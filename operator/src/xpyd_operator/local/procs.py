@@ -98,7 +98,7 @@ def alive(identity: Identity) -> bool:
     return stat is not None and not stat.dead and stat.start == identity.start and identity.boot == boot_id()
 
 
-def everyone() -> Iterator[Stat]:
+def all_processes() -> Iterator[Stat]:
     """Every living process."""
     for entry in os.listdir(PROC):
         if entry.isdecimal():
@@ -189,7 +189,7 @@ class Scan:
     """All processes at one moment. Looking for the members of many units in one scan reads each process once."""
 
     def __init__(self) -> None:
-        self.stats = list(everyone())
+        self.stats = list(all_processes())
         self._uid = os.getuid()
         self._markers: dict[int, str] = {}
 

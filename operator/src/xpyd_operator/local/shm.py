@@ -31,13 +31,13 @@ def used_by(processes: Iterable[Stat]) -> set[str]:
 
 def remember(path: Path, names: set[str]) -> None:
     """Add to the list of a unit, which is whole also where this process is killed meanwhile."""
-    known = remembered(path)
+    known = remembered_names(path)
     if names - known:
         run_folder.put(path, "".join(f"{name}\n" for name in sorted(known | names)).encode())
 
 
-def remembered(path: Path) -> set[str]:
-    """The list of a unit."""
+def remembered_names(path: Path) -> set[str]:
+    """Names of the segments on the list of a unit; empty where there is no list."""
     try:
         return set(path.read_text("utf-8").splitlines())
     except OSError:
@@ -46,9 +46,9 @@ def remembered(path: Path) -> set[str]:
 
 def clean(path: Path) -> list[str]:
     """Remove what is on the list of a unit whose processes are gone, and the list; what was removed."""
-    names = remembered(path)
+    names = remembered_names(path)
     if names:
-        names -= used_by(procs.everyone())
+        names -= used_by(procs.all_processes())
     removed = []
     for name in sorted(names):
         with contextlib.suppress(OSError):

@@ -73,8 +73,8 @@ class InstanceRecord(msgspec.Struct, frozen=True):
         """One of its members, the leader included."""
         return MemberRecord(self.process, self.port, self.devices) if index == 0 else self.followers[index - 1]
 
-    def moved(self, index: int, port: int) -> InstanceRecord:
-        """The same with another port of a member's server."""
+    def with_port(self, index: int, port: int) -> InstanceRecord:
+        """The record with another port of the server of one member."""
         if index == 0:
             return msgspec.structs.replace(self, port=port)
         one = msgspec.structs.replace(self.followers[index - 1], port=port)

@@ -29,7 +29,7 @@ from xpyd_operator.local import logs, procs, shim
 from xpyd_operator.local.procs import Identity, Scan, Stat
 from xpyd_operator.plan import backoff
 from xpyd_operator.plan.cause import cause
-from xpyd_operator.plan.observed import ObservedUnit as Seen
+from xpyd_operator.plan.observed import ObservedUnit
 from xpyd_sidecar.contract import run_folder
 from xpyd_sidecar.contract.liveness import STACKS_SIGNAL
 
@@ -93,13 +93,13 @@ class Unit:
         """Every living process that belongs to it."""
         return procs.members(self.leader(), self.marker, self.log, scan)
 
-    def seen(self, now: float) -> Seen:
-        """For the planner."""
+    def observe(self, now: float) -> ObservedUnit:
+        """The unit as the planner sees it at ``now``, unix seconds."""
         leader, ends = self.leader(), self.ends()
         living = self.alive()
         ran_s = now - leader.unix if leader is not None and living else None
         crashes = backoff.crashes_in_a_row(ends.crashes, ran_s)
-        return Seen(self.name, living, crashes, ends.ended, ends.exit or "it was not started yet")
+        return ObservedUnit(self.name, living, crashes, ends.ended, ends.exit or "it was not started yet")
 
     def stopping(self) -> bool:
         """Whether somebody has asked its process to end and it still lives."""

@@ -86,14 +86,14 @@ class Viewer:
         self.folder = folder
         self._backend = LocalBackend(folder, store.load_settings(folder), Random(0))
 
-    async def look(self, now: float) -> Snapshot:
-        """Look once; bounded by the timeouts of agents and router.
+    async def take_snapshot(self, now: float) -> Snapshot:
+        """What the service is like now; bounded by the timeouts of agents and router.
 
         Raises:
             XpydError: the document is damaged.
         """
         backend = self._backend
-        desired = await backend.desired()
+        desired = await backend.desired_service()
         picture = await backend.view(now)
         thought = think(desired, picture.observed, now)
         service = backend.blueprint.service()
@@ -101,7 +101,7 @@ class Viewer:
         fleet = picture.fleet
         ours = {sight.record.name for sight in picture.sights}
         joined = [_joined(seen) for seen in fleet.instances if seen.instance not in ours] if fleet is not None else []
-        planned = self._backend.blueprint.planned() if service.spec.planner.mode != "disabled" else None
+        planned = self._backend.blueprint.planned_counts() if service.spec.planner.mode != "disabled" else None
         plan = "; ".join(part for part in (thought.status.plan, planned.sentence if planned else "") if part) or None
         ours_only = {"url": url, "model": service.served_name, "step_sync": step_sync(service)}
         status = msgspec.structs.replace(thought.status, plan=plan, **ours_only)

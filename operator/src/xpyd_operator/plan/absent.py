@@ -1,10 +1,10 @@
 """Why something is not there: it waits, or it is broken. One value for instances, routers, documents and rounds.
 
-    Waiting   it is on its way, as far as anybody knows: for what, since when, and until when that is usual
-    Broken    it does not come by itself: of what, what is wrong, and what to do
+    Waiting    it is on its way, as far as anybody knows: for what, since when, and until when that is usual
+    Breakage   it does not come by itself: of what, what is wrong, and what to do
 
 Laws
-    1. What is not there has exactly one of them, and what is there has none (``Instance.why``, ``kube.absent``).
+    1. What is not there has exactly one of them, and what is there has none (``Instance.absence``, ``kube.absent``).
     2. Who waits for a place (a node, a quota, an admission) is never stuck: somebody outside may give it one at any time.
     3. The only measure of a wait on the way up is the time that the document gives a start (``engine.startupTimeout``).
 
@@ -50,12 +50,12 @@ class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
         return self.late
 
     @property
-    def soon(self) -> bool:
-        """It is likely to come by itself, in the time that this usually takes."""
+    def ends_soon(self) -> bool:
+        """Whether what waits is likely to come by itself, in the time that this usually takes."""
         return not self.late and not self.place
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
+class Breakage(msgspec.Struct, frozen=True, tag="broken"):
     """Why an instance or another part of a service is not there, and will not come by itself."""
 
     reason: str
@@ -83,12 +83,12 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
         return not self.replaced
 
     @property
-    def soon(self) -> bool:
-        """Another one comes in its place."""
+    def ends_soon(self) -> bool:
+        """Whether another one comes in the place of what is broken."""
         return self.replaced
 
 
-Absence = Waiting | Broken
+Absence = Waiting | Breakage
 
 
 def put_off(what: str, why: str, until: float = 0.0) -> Waiting:

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.observed import Instance, Observed
+from xpyd_operator.plan.observed import Instance, ObservedService
 
 KIND: Final = "AdaptersLoaded"
 _NAMED: Final = 3
 
 
-def adapters_loaded(observed: Observed, order: str, count: int) -> Condition:
+def adapters_loaded(observed: ObservedService, order: str, count: int) -> Condition:
     """Say it. ``order``: digest of what is wanted; ``count``: adapters in it."""
     serving = [one for one in observed.instances if one.ready]
     if not observed.fleet_known:

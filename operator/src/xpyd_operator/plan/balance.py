@@ -50,16 +50,16 @@ def lead(mine: RoleView, other: RoleView, follow: int) -> int:
     """
     old, theirs = group(mine.stale), group(other.stale)
     count = old.total()
-    if not mine.wanted or not other.wanted or len(old.keys() | theirs.keys()) > 1:
+    if not mine.wanted_count or not other.wanted_count or len(old.keys() | theirs.keys()) > 1:
         return count
-    slack = max(mine.wanted, other.wanted)
-    behind = max(0, min(other.wanted, theirs.total()) - follow)
-    return max(0, (count * other.wanted - behind * mine.wanted + slack) // other.wanted)
+    slack = max(mine.wanted_count, other.wanted_count)
+    behind = max(0, min(other.wanted_count, theirs.total()) - follow)
+    return max(0, (count * other.wanted_count - behind * mine.wanted_count + slack) // other.wanted_count)
 
 
-def kept(prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[Instance]]) -> dict[str, str]:
-    """Who of those that would be drained (prefill, decode; the first to go first) must stay for now: name → why."""
-    if not prefill.wanted or not decode.wanted:
+def reasons_to_keep(prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[Instance]]) -> dict[str, str]:
+    """Why some of those that would be drained (prefill, decode; the first to go first) must stay for now: name → why."""
+    if not prefill.wanted_count or not decode.wanted_count:
         return {}
     views = (prefill, decode)
     before = (group(prefill.serving), group(decode.serving))
@@ -77,13 +77,13 @@ def kept(prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[
     return stay
 
 
-def paired(mine: RoleView, other: RoleView) -> bool:
-    """What is new of a role has somebody of the other role to exchange KV with."""
-    return not other.wanted or bool(prints(mine.fresh) & prints(other.serving))
+def can_pair(mine: RoleView, other: RoleView) -> bool:
+    """Whether new instances of a role have somebody of the other role to exchange KV with."""
+    return not other.wanted_count or bool(prints(mine.fresh) & prints(other.serving))
 
 
 def may_go_blank(mine: RoleView, other: RoleView) -> bool:
     """Surge 0: whether the only instance that serves in a role may go for the first of a new revision."""
-    if not other.wanted or other.fresh_ready:
+    if not other.wanted_count or other.fresh_ready:
         return True
     return mine.role is Role.PREFILL and other.ready <= 1

@@ -48,8 +48,8 @@ class RoleView(msgspec.Struct, frozen=True):
     """Those of both that serve, the fresh ones first."""
 
     @property
-    def wanted(self) -> int:
-        """Instances asked for."""
+    def wanted_count(self) -> int:
+        """How many instances of the role are asked for."""
         return self.target.replicas
 
     @property
@@ -65,7 +65,7 @@ class RoleView(msgspec.Struct, frozen=True):
     @property
     def full(self) -> bool:
         """None of the wanted revision is there, and no place for one."""
-        return not self.fresh and len(self.stale) >= self.wanted + self.target.max_surge
+        return not self.fresh and len(self.stale) >= self.wanted_count + self.target.max_surge
 
     @property
     def fresh_fails(self) -> bool:
@@ -76,8 +76,8 @@ class RoleView(msgspec.Struct, frozen=True):
     def coming(self) -> bool:
         """Fewer serve than asked for, and that will change: not all that is missing is in trouble that lasts."""
         late = [instance for instance in (*self.fresh, *self.stale) if not instance.ready]
-        stuck = sum(1 for instance in late if not instance.soon)
-        return self.ready + stuck < self.wanted and (stuck == 0 or len(late) > stuck)
+        stuck = sum(1 for instance in late if not instance.serves_soon)
+        return self.ready + stuck < self.wanted_count and (stuck == 0 or len(late) > stuck)
 
 
 def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:
@@ -108,13 +108,13 @@ def stage(mine: RoleView, other: RoleView, *, fleet_known: bool) -> Stage:
     if new & prints(old):
         return Stage.SAME
     theirs = prints(other.fresh)
-    if other.wanted and theirs and not theirs & new:
+    if other.wanted_count and theirs and not theirs & new:
         return Stage.HELD
     return Stage.DIFFERENT
 
 
-def alone(at: Stage) -> bool:
-    """Whether one instance of the wanted revision is all that is made for now."""
+def is_canary_stage(at: Stage) -> bool:
+    """Whether at this stage one instance of the wanted revision is all that is made for now."""
     return at in (Stage.PROBING, Stage.HELD)
 
 

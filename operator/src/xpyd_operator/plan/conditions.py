@@ -26,15 +26,15 @@ from typing import Literal
 import msgspec
 
 from xpyd_operator.api.status import Condition, RolesStatus
-from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Broken, Waiting
+from xpyd_operator.plan.absent import PUT_OFF, QUEUED, Absence, Breakage, Waiting
 from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.adapters import adapters_loaded
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.disaggregating import disaggregating
-from xpyd_operator.plan.observed import STARTS, Instance, Observed, Phase
-from xpyd_operator.plan.suspension import suspended
+from xpyd_operator.plan.observed import STARTS, Instance, ObservedService, Phase
+from xpyd_operator.plan.suspension import suspension_conditions
 from xpyd_sidecar.contract.ids import Role
 
 LONGEST = 1000
@@ -49,7 +49,7 @@ Views = tuple[RoleView, RoleView]
 
 
 def conditions(
-    desired: Desired, observed: Observed, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
+    desired: DesiredService, observed: ObservedService, plan: Plan, roles: RolesStatus, after: Sequence[Absence] = ()
 ) -> tuple[Condition, ...]:
     """Ready, Progressing, Degraded, Compatible, Disaggregating, with adapters AdaptersLoaded; of a suspended service those
     of ``suspension``.
@@ -57,8 +57,8 @@ def conditions(
     ``after``: what a round could not do, and what it put off.
     """
     if desired.suspended_since:
-        found = suspended(observed, plan, _degraded(observed, "", after), after)
-        return tuple(msgspec.structs.replace(each, message=bounded(each.message)) for each in found)
+        found = suspension_conditions(observed, plan, _degraded(observed, "", after), after)
+        return tuple(msgspec.structs.replace(each, message=shorten(each.message)) for each in found)
     views = (
         view(Role.PREFILL, desired.prefill, observed.instances),
         view(Role.DECODE, desired.decode, observed.instances),
@@ -74,13 +74,13 @@ def conditions(
     )
 
 
-def bounded(text: str, most: int = LONGEST) -> str:
-    """At most so many characters, in one line."""
+def shorten(text: str, most: int = LONGEST) -> str:
+    """The text in one line of at most ``most`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 2] + " …"
 
 
-def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatus) -> Condition:
+def _ready(desired: DesiredService, observed: ObservedService, views: Views, roles: RolesStatus) -> Condition:
     if desired.stopping:
         return _say("Ready", "False", "Stopping", "the service ends")
     late = _unreached(desired, observed)
@@ -111,7 +111,7 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
     return _say("Ready", "True", "AllReady", f"{desired.shape} ready")
 
 
-def _coming(observed: Observed) -> list[Instance]:
+def _coming(observed: ObservedService) -> list[Instance]:
     """Those that do not serve yet, and do not leave."""
     return [one for one in observed.instances if not one.ready and not one.leaving]
 
@@ -125,10 +125,10 @@ def _place(coming: Sequence[Instance]) -> str:
 
 def _worst(coming: Iterable[Instance]) -> str:
     """The reason of the first that is broken; empty where none is."""
-    return next((why.reason for one in coming if isinstance(why := one.why, Broken)), "")
+    return next((why.reason for one in coming if isinstance(why := one.absence, Breakage)), "")
 
 
-def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
+def _unreached(desired: DesiredService, observed: ObservedService) -> tuple[str, str] | None:
     """Reason and words where clients reach no router that could answer."""
     router, front = observed.router, observed.front
     if desired.router is not None:
@@ -143,23 +143,25 @@ def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
 def _pairs(views: Views) -> bool:
     """A request could be answered: decode serves, and prefill of the same fingerprint where prefill is wanted."""
     prefill, decode = views
-    if not decode.ready or (prefill.wanted and not prefill.ready):
+    if not decode.ready or (prefill.wanted_count and not prefill.ready):
         return False
     ours, theirs = group(prefill.serving), group(decode.serving)
-    return not prefill.wanted or not ours or not theirs or bool(ours.keys() & theirs.keys())
+    return not prefill.wanted_count or not ours or not theirs or bool(ours.keys() & theirs.keys())
 
 
-def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str, after: Sequence[Absence]) -> Condition:
+def _progressing(
+    desired: DesiredService, observed: ObservedService, plan: Plan, held: str, after: Sequence[Absence]
+) -> Condition:
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""
     off = [each.message for each in after if isinstance(each, Waiting)]
     away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
     without = [one for one in away if one.placeless]
-    stuck = [one for one in away if not one.leaving and not one.placeless and not one.soon]
-    moving = [one for one in away if one.leaving or one.soon]
+    stuck = [one for one in away if not one.leaving and not one.placeless and not one.serves_soon]
+    moving = [one for one in away if one.leaving or one.serves_soon]
     moving += [one for one in observed.instances if one.ready and one.switching]
-    routers = [each for each in observed.absent if isinstance(each, Waiting) and (each.soon or each.place)]
+    routers = [each for each in observed.absent if isinstance(each, Waiting) and (each.ends_soon or each.place)]
     if plan.settled and not away and not moving and not routers and not off:
         return _say("Progressing", "False", "Settled", f"everything is as asked for{limit}")
     parts = [str(part) for part in (*plan.actions, *plan.waits)]
@@ -170,7 +172,7 @@ def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str, af
             parts.append(f"{what}: {_names(those)}")
     if stuck and not plan.actions and not moving:
         parts.append(f"in trouble: {_names(stuck)}")
-    parts += _why([one.why for one in (*without, *moving)])
+    parts += _why([one.absence for one in (*without, *moving)])
     parts += [_cut(each.message, LONGEST // _NAMED) for each in routers[:1]]
     words = "; ".join((*parts, *off)) + limit
     if off:
@@ -191,18 +193,18 @@ def _why(those: Iterable[Absence | None]) -> list[str]:
     return [_cut(words, LONGEST // (_NAMED + 1)) for words in list(first.values())[:_NAMED]]
 
 
-def _degraded(observed: Observed, held: str, after: Sequence[Absence]) -> Condition:
+def _degraded(observed: ObservedService, held: str, after: Sequence[Absence]) -> Condition:
     found = [(each.reason, each.message) for each in observed.absent if each.person]
     if held:
         found.append(("Incompatible", held))
     for instance in observed.instances:
-        why = instance.why
+        why = instance.absence
         if why is not None and why.person:
             found.append((why.reason, f"{instance.name}: {why.message}"))
     router = observed.router
     if router is not None and not router.unit.alive and not router.stopping:
         found.append(("CrashLoop", f"router: {router.unit.exit or 'it ended'}"))
-    failed = [each.message for each in after if isinstance(each, Broken)]
+    failed = [each.message for each in after if isinstance(each, Breakage)]
     if not found:
         if failed:
             return _say("Degraded", "True", FAILED, "; ".join(failed))
@@ -216,7 +218,7 @@ def _degraded(observed: Observed, held: str, after: Sequence[Absence]) -> Condit
     return _say("Degraded", "True", found[0][0], "; ".join([*(_cut(words, each) for words in said), *failed]))
 
 
-def _clash(views: Views, observed: Observed) -> str:
+def _clash(views: Views, observed: ObservedService) -> str:
     """Why a rollout is held for good; empty where none is."""
     for mine, other in (views, views[::-1]):
         if stage(mine, other, fleet_known=observed.fleet_known) is Stage.HELD:
@@ -229,7 +231,7 @@ def _compatible(views: Views, held: str) -> Condition:
     ours, theirs = group(prefill.serving), group(decode.serving)
     if held:
         return _say("Compatible", "False", "Incompatible", held)
-    if not prefill.wanted:
+    if not prefill.wanted_count:
         return _say("Compatible", "True", "DecodeAlone", "no prefill instance is wanted")
     if not ours or not theirs:
         return _say("Compatible", "Unknown", "FingerprintsUnknown", "the fingerprints of both roles are not known yet")
@@ -278,4 +280,4 @@ def _cut(text: str, most: int) -> str:
 
 
 def _say(kind: str, holds: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
-    return Condition(type=kind, status=holds, reason=reason, message=bounded(message))
+    return Condition(type=kind, status=holds, reason=reason, message=shorten(message))

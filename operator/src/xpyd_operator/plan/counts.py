@@ -31,8 +31,8 @@ class Counts(msgspec.Struct, frozen=True):
     limited: tuple[str, str] = ("", "")
     """The part of it that is about prefill, and about decode."""
 
-    def of(self, role: Role) -> int:
-        """Wanted instances of one role."""
+    def count_of(self, role: Role) -> int:
+        """How many instances of one role are wanted."""
         return self.prefill if role is Role.PREFILL else self.decode
 
 
@@ -71,7 +71,7 @@ def counts(service: DisaggService, pools: Mapping[Role, int | None]) -> Counts:
     if service.spec.to_zero and decode < 1:
         return said.counts(0, 0)
     most = service.spec.limits.max_instances
-    floors = (prefill_spec.least, max(1, decode_spec.least))
+    floors = (prefill_spec.min_instances, max(1, decode_spec.min_instances))
     asked = (max(prefill, floors[0]), max(decode, floors[1]))
     if most is not None:
         asked, before = _total(most, asked, floors), asked
@@ -90,10 +90,10 @@ def target(wanted: int, revision: Revision, rollout: Rollout, parts: int = 1) ->
 def _asked(role: Role, spec: RoleSpec, pool: int | None, said: _Said) -> int:
     """The count that the document or its pool asks for, within ``scaling``."""
     if spec.scaling is None or pool is None:
-        return spec.least
-    held = min(spec.most, max(spec.least, pool))
+        return spec.min_instances
+    held = min(spec.max_instances, max(spec.min_instances, pool))
     if held != pool:
-        bound = f"max {spec.most}" if held < pool else f"min {spec.least}"
+        bound = f"max {spec.max_instances}" if held < pool else f"min {spec.min_instances}"
         said.of(role, f"{role}.scaling.{bound} makes {pool} {held}")
     return held
 

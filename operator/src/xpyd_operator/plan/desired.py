@@ -31,7 +31,7 @@ class RoleTarget(msgspec.Struct, frozen=True):
     """Of one instance, each with a place of its own (``placing``)."""
 
 
-class Desired(msgspec.Struct, frozen=True):
+class DesiredService(msgspec.Struct, frozen=True):
     """What a service is to be like, as its document and pools say. Times are in seconds."""
 
     service: ServiceName

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.observed import ObservedService
 
 KIND: Final = "Disaggregating"
 ASKED: Final = frozenset({"DecodeAlone", "SkippedByRule"})
@@ -23,7 +23,7 @@ REASONS: Final = ASKED | BY_TRAFFIC | {"NoPrefill", "NoPair", "NoTraffic", "NoDe
 """That routers tell; one of another version may tell others."""
 
 
-def disaggregating(observed: Observed, *, prefill: bool) -> Condition:
+def disaggregating(observed: ObservedService, *, prefill: bool) -> Condition:
     """Say it. ``prefill``: prefill instances are asked for."""
     told = observed.disaggregation
     if not prefill:

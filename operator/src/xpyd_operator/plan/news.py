@@ -12,12 +12,12 @@ from typing import Literal, TypeGuard
 import msgspec
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.absent import Absence, Broken
+from xpyd_operator.plan.absent import Absence, Breakage
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
-from xpyd_operator.plan.conditions import bounded
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.conditions import shorten
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.disaggregating import KIND, is_news
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_operator.plan.round import Round
 from xpyd_operator.plan.status import is_true
 from xpyd_operator.plan.suspension import SUSPENDED, SUSPENDING
@@ -53,7 +53,7 @@ def news(before: Round | None, after: Round) -> list[News]:
     if held and (before is None or before.desired.held != held):
         told.append(News(NORMAL, "LimitsHeld", held))
     told += _failures(before, after)
-    return [msgspec.structs.replace(one, message=bounded(one.message)) for one in told]
+    return [msgspec.structs.replace(one, message=shorten(one.message)) for one in told]
 
 
 def _suspension(before: Round | None, after: Round) -> Iterator[News]:
@@ -84,7 +84,7 @@ def _actions(after: Round) -> Iterator[News]:
                 pass
 
 
-def _instances(before: Observed, after: Observed) -> Iterator[News]:
+def _instances(before: ObservedService, after: ObservedService) -> Iterator[News]:
     old = {instance.name: instance for instance in before.instances}
     new = {instance.name: instance for instance in after.instances}
     for name, instance in new.items():
@@ -102,13 +102,13 @@ def _instance(was: Instance | None, now: Instance) -> Iterator[News]:
     elif phase is Phase.READY and now.phase is Phase.STARTING:
         yield News(WARNING, "InstanceNotReady", "it served and does not any more", now.name)
     elif now.phase is Phase.LOST and phase is not Phase.LOST:
-        yield News(WARNING, "Lost", now.why.message if now.why else "its node is away", now.name)
+        yield News(WARNING, "Lost", now.absence.message if now.absence else "its node is away", now.name)
     before = was.ejected if was is not None else ""
     if now.ejected and not before:
         yield News(WARNING, "Ejected", f"routers send it nothing: {now.ejected}", now.name)
     elif before and not now.ejected and now.phase is Phase.READY:
         yield News(NORMAL, "Readmitted", "routers send it requests again", now.name)
-    why, known = now.why, was.why if was is not None else None
+    why, known = now.absence, was.absence if was is not None else None
     if now.placeless and why is not None and not why.person and (known is None or known.reason != why.reason):
         yield News(NORMAL, why.reason, why.message, now.name)
     if _warns(why) and now.phase is not Phase.LOST and not (_warns(known) and known.reason == why.reason):
@@ -120,7 +120,7 @@ def _instance(was: Instance | None, now: Instance) -> Iterator[News]:
 
 def _warns(why: Absence | None) -> TypeGuard[Absence]:
     """It is broken, or has waited for too long."""
-    return why is not None and (isinstance(why, Broken) or why.person)
+    return why is not None and (isinstance(why, Breakage) or why.person)
 
 
 def _rollouts(before: Round, after: Round) -> Iterator[News]:
@@ -135,7 +135,7 @@ def _rollouts(before: Round, after: Round) -> Iterator[News]:
 
 def _rolling(round_: Round) -> Mapping[Role, str]:
     """Roles of which something old is there, with the revision that they roll to."""
-    desired: Desired = round_.desired
+    desired: DesiredService = round_.desired
     if desired.stopping:
         return {}
     return {

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from xpyd_operator.plan.absent import QUEUED, Absence, Broken, Waiting
+from xpyd_operator.plan.absent import QUEUED, Absence, Breakage, Waiting
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import Revision
 from xpyd_sidecar.contract.adapters import AdapterReport
@@ -81,7 +81,7 @@ class Instance(msgspec.Struct, frozen=True):
     platform_crashes: int = 0
     """Crashes in a row, where the platform restarts by itself and ``units`` is empty."""
     absent: Absence | None = None
-    """Why it does not serve, where the platform tells; ``why`` is of all."""
+    """Why it does not serve, where the platform tells; ``absence`` is of all."""
     fingerprint: Fingerprint = Fingerprint("")
     """What its KV may be exchanged with; empty while unknown."""
     refuses: tuple[tuple[InstanceName, str], ...] = ()
@@ -140,27 +140,28 @@ class Instance(msgspec.Struct, frozen=True):
         return self.placeless and self.absent is not None and self.absent.reason == QUEUED
 
     @property
-    def over(self) -> bool:
+    def needs_replacement(self) -> bool:
         """Whether the platform never starts the instance again, so that another one has to take its place."""
-        return isinstance(self.absent, Broken) and self.absent.replaced
+        return isinstance(self.absent, Breakage) and self.absent.replaced
 
     @property
-    def why(self) -> Absence | None:
-        """Why it does not serve. None for one that serves, or leaves as it should: there is nothing to wait for. Nor has
-        one of which only the name is still somebody else's, who ends.
+    def absence(self) -> Absence | None:
+        """Why the instance does not serve. None for one that serves, or leaves as it should: there is nothing to wait
+        for. None also where only the name is still somebody else's, who ends.
         """
         if self.leaving and self.phase is not Phase.LOST:
             return None
-        if self.phase is Phase.LOST or isinstance(self.absent, Broken):
+        if self.phase is Phase.LOST or isinstance(self.absent, Breakage):
             return self.absent
         if self.crashes >= LOOPING and self.units:
             worst = max(self.units, key=lambda unit: unit.crashes)
-            return Broken("CrashLoop", f"{worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})")
+            words = f"{worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})"
+            return Breakage("CrashLoop", words)
         if self.ready:
             return None
         if self.crashes >= LOOPING:
             last = f" ({self.absent.message})" if self.absent is not None else ""
-            return Broken("CrashLoop", f"it crashed {self.crashes} times in a row{last}")
+            return Breakage("CrashLoop", f"it crashed {self.crashes} times in a row{last}")
         if self.absent is not None:
             return self.absent
         if self.phase is Phase.CRASHED:
@@ -169,10 +170,10 @@ class Instance(msgspec.Struct, frozen=True):
         return Waiting("Starting", STARTS, since=self.since)
 
     @property
-    def soon(self) -> bool:
-        """It is likely to serve soon by itself, or another in its place."""
-        why = self.why
-        return why is None or why.soon
+    def serves_soon(self) -> bool:
+        """Whether the instance serves, or is likely to serve soon by itself, or another in its place."""
+        why = self.absence
+        return why is None or why.ends_soon
 
     @property
     def crashes(self) -> int:
@@ -193,8 +194,8 @@ class ObservedRouter(msgspec.Struct, frozen=True):
 UNKNOWN_FRONT = Waiting("NoRouter", "nothing is known of routers")
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """Everything a step looks at."""
+class ObservedService(msgspec.Struct, frozen=True):
+    """Everything there is of one service, as a step of the planner looks at it."""
 
     instances: tuple[Instance, ...] = ()
     router: ObservedRouter | None = None

@@ -25,7 +25,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_operator.plan import balance
-from xpyd_operator.plan.canary import RoleView, Stage, alone, clash, stage
+from xpyd_operator.plan.canary import RoleView, Stage, clash, is_canary_stage, stage
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance, Phase
 
@@ -37,13 +37,13 @@ def returning(mine: RoleView) -> list[Instance]:
     usable = [
         i for i in mine.everything if i.phase is Phase.DRAINING and i.revision == mine.target.revision and not i.switching
     ]
-    return sorted(usable, key=lambda instance: instance.ordinal)[: max(0, mine.wanted - len(mine.fresh))]
+    return sorted(usable, key=lambda instance: instance.ordinal)[: max(0, mine.wanted_count - len(mine.fresh))]
 
 
 def missing(mine: RoleView, back: int, *, canary: bool = False) -> int:
     """How many instances to make now, beside those whose drain is taken back; ``canary``: so that there is one at most."""
-    wanted = min(1, mine.wanted) if canary else mine.wanted
-    return max(0, min(wanted - len(mine.fresh) - back, mine.wanted + mine.target.max_surge - len(mine.everything)))
+    wanted = min(1, mine.wanted_count) if canary else mine.wanted_count
+    return max(0, min(wanted - len(mine.fresh) - back, mine.wanted_count + mine.target.max_surge - len(mine.everything)))
 
 
 class Retire(msgspec.Struct, frozen=True):
@@ -53,14 +53,14 @@ class Retire(msgspec.Struct, frozen=True):
     drain: tuple[tuple[Instance, str], ...] = ()
     held: tuple[tuple[Instance, str], ...] = ()
 
-    def without(self, stay: dict[str, str]) -> Retire:
-        """The same, but for those that must stay: name → why."""
+    def hold(self, stay: dict[str, str]) -> Retire:
+        """The same, but without draining those in ``stay`` (name → why), which are held."""
         drain = tuple((instance, why) for instance, why in self.drain if instance.name not in stay)
         held = tuple((instance, stay[instance.name]) for instance, _ in self.drain if instance.name in stay)
         return Retire(self.remove, drain, (*self.held, *held))
 
-    def because(self, more: str) -> Retire:
-        """The same with more to say of why each one is drained, or will be."""
+    def with_reason(self, more: str) -> Retire:
+        """The same with ``more`` added to why each one is drained, or will be."""
         drain, held = (tuple((instance, f"{why}; {more}") for instance, why in those) for those in (self.drain, self.held))
         return Retire(self.remove, drain, held)
 
@@ -85,9 +85,9 @@ def _due(mine: RoleView, other: RoleView, at: Stage) -> _Due:
         victims(instance for instance in mine.stale if instance.ready),
         key=lambda instance: first.get(instance.fingerprint, none),
     )
-    surplus = victims(mine.fresh)[: max(0, len(mine.fresh) - mine.wanted)]
+    surplus = victims(mine.fresh)[: max(0, len(mine.fresh) - mine.wanted_count)]
     idle = _idle(mine, at)
-    above = max(0, len(old) - mine.wanted)
+    above = max(0, len(old) - mine.wanted_count)
     room = _room(mine, mine.target.max_unavailable if old else 0)
     fewer = ([instance for instance in surplus if instance.ready] + old[:above])[:room]
     newer = old[above : _replaced(mine, at, len(old), idle=len(idle))][: room - len(fewer)]
@@ -105,7 +105,7 @@ def retire(mine: RoleView, other: RoleView, *, fleet_known: bool) -> Retire:
     if not fleet_known:
         return Retire(tuple(remove), (), tuple((instance, UNKNOWN_LOAD) for instance in (*due.fewer, *due.newer)))
     if due.fewer and other.coming:
-        held += [(instance, f"{other.role} has {other.ready} of {other.wanted} ready") for instance in due.fewer]
+        held += [(instance, f"{other.role} has {other.ready} of {other.wanted_count} ready") for instance in due.fewer]
     else:
         drain += [(instance, "more than asked for") for instance in due.fewer]
     go, why = _allowed(mine, other, at, len(due.newer))
@@ -116,28 +116,28 @@ def retire(mine: RoleView, other: RoleView, *, fleet_known: bool) -> Retire:
 
 def _room(mine: RoleView, max_unavailable: int) -> int:
     """How many that serve may go before fewer serve than are asked for."""
-    return max(0, mine.ready - (mine.wanted - max_unavailable))
+    return max(0, mine.ready - (mine.wanted_count - max_unavailable))
 
 
 def _replaced(mine: RoleView, at: Stage, old: int, *, idle: int) -> int:
     """How many of the old ones that serve are replaced by now, those above the wanted count included."""
-    above = max(0, old - mine.wanted)
+    above = max(0, old - mine.wanted_count)
     if at is Stage.HELD:
         return above
     if at is Stage.PROBING:
         return 1 if mine.full and not above and not idle else above
-    return max(above, old - max(0, mine.wanted - mine.target.max_unavailable - mine.fresh_ready))
+    return max(above, old - max(0, mine.wanted_count - mine.target.max_unavailable - mine.fresh_ready))
 
 
 def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int) -> tuple[int, str]:
     """How many of ``count`` old ones may be drained for new ones, as far as the other role goes; and why not more."""
-    if at is Stage.BLIND and other.target.max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
+    if at is Stage.BLIND and other.target.max_surge > 0 and other.stale and other.wanted_count and not other.fresh_ready:
         return 0, f"no {other.role} instance of the new revision is ready"
     if at is Stage.PROBING and mine.ready <= 1 and not balance.may_go_blank(mine, other):
         return 0, f"the new revision is tried as {other.role} first"
     if at is not Stage.DIFFERENT:
         return count, ""
-    if not balance.paired(mine, other) and not (other.target.max_surge > 0 and other.full):
+    if not balance.can_pair(mine, other) and not (other.target.max_surge > 0 and other.full):
         return 0, f"no {other.role} instance with the KV of the new revision is ready"
     follow = len(_due(other, mine, stage(other, mine, fleet_known=True)).newer)
     return min(count, balance.lead(mine, other, follow)), f"{other.role} is behind with the new revision"
@@ -151,9 +151,9 @@ def _idle(mine: RoleView, at: Stage) -> list[Instance]:
     """
     idle = victims(instance for instance in mine.stale if not instance.ready)
     serving = len(mine.stale) - len(idle)
-    doubt = alone(at) or mine.fresh_fails
-    worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and i.soon)]
-    keep = max(0, mine.wanted - serving)
+    doubt = is_canary_stage(at) or mine.fresh_fails
+    worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and i.serves_soon)]
+    keep = max(0, mine.wanted_count - serving)
     if mine.full:
         keep = min(keep, max(0, len(worth) - 1))
     stay = {instance.name for instance in worth[max(0, len(worth) - keep) :]}

@@ -6,8 +6,8 @@ import msgspec
 
 from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.plan.actions import Plan
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import ObservedService
 from xpyd_operator.plan.status import status
 from xpyd_operator.plan.step import step
 
@@ -15,8 +15,8 @@ from xpyd_operator.plan.step import step
 class Round(msgspec.Struct, frozen=True):
     """One round of the loop over a service: what was wanted, what was observed, and the plan made of both."""
 
-    desired: Desired
-    observed: Observed
+    desired: DesiredService
+    observed: ObservedService
     plan: Plan
     status: ServiceStatus
     failures: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Round(msgspec.Struct, frozen=True):
         return self.desired.stopping and not self.observed.instances and self.observed.router is None
 
 
-def think(desired: Desired, observed: Observed, now: float) -> Round:
+def think(desired: DesiredService, observed: ObservedService, now: float) -> Round:
     """The thinking part of a round; ``now`` is in unix seconds."""
     plan = step(desired, observed, now)
     return Round(desired, observed, plan, status(desired, observed, plan, now))

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from xpyd_operator.plan.actions import Label
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import Instance, ObservedService
 from xpyd_sidecar.contract.ids import Role
 
 
-def label(desired: Desired, observed: Observed, going: Collection[str] = (), last: str = "") -> list[Label]:
+def label(desired: DesiredService, observed: ObservedService, going: Collection[str] = (), last: str = "") -> list[Label]:
     """What to change; ``going`` leave with this step, ``last`` is who ``last_router`` holds."""
     if desired.max_sidecars < 1:
         return []
@@ -38,7 +38,7 @@ def label(desired: Desired, observed: Observed, going: Collection[str] = (), las
     return labels
 
 
-def last_router(observed: Observed, going: Collection[str]) -> str:
+def last_router(observed: ObservedService, going: Collection[str]) -> str:
     """Who of those that would be drained must stay, since clients would reach no router; empty where nobody must."""
     routing = [instance for instance in observed.instances if _routes(instance)]
     if not routing or any(instance.name not in going for instance in routing):

@@ -9,16 +9,16 @@ from __future__ import annotations
 from xpyd_operator.api.status import RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.plan.absent import Waiting
 from xpyd_operator.plan.actions import Plan
-from xpyd_operator.plan.conditions import bounded, conditions
-from xpyd_operator.plan.desired import Desired, shape
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.conditions import conditions, shorten
+from xpyd_operator.plan.desired import DesiredService, shape
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_sidecar.contract.ids import Role
 
 _MOST = 16
 """Revisions and fingerprints that are listed."""
 
 
-def status(desired: Desired, observed: Observed, plan: Plan, now: float) -> ServiceStatus:
+def status(desired: DesiredService, observed: ObservedService, plan: Plan, now: float) -> ServiceStatus:
     """Say it. ``now`` is in unix seconds."""
     roles = RolesStatus(prefill=_count(Role.PREFILL, desired, observed), decode=_count(Role.DECODE, desired, observed))
     there = [instance for instance in observed.instances if instance.phase is not Phase.LOST]
@@ -30,7 +30,7 @@ def status(desired: Desired, observed: Observed, plan: Plan, now: float) -> Serv
         revision="/".join(dict.fromkeys((desired.prefill.revision, desired.decode.revision))),
         revisions=tuple(dict.fromkeys(instance.revision for instance in reversed(there)))[:_MOST],
         fingerprints=tuple(sorted({one.fingerprint for one in there if one.fingerprint}))[:_MOST],
-        plan=bounded(words(plan, now)) or None,
+        plan=shorten(words(plan, now)) or None,
     )
 
 
@@ -50,7 +50,7 @@ def complete(said: ServiceStatus) -> bool:
     return is_true(said, "Ready") and all(role.ready >= role.wanted for role in roles)
 
 
-def _count(role: Role, desired: Desired, observed: Observed) -> RoleStatus:
+def _count(role: Role, desired: DesiredService, observed: ObservedService) -> RoleStatus:
     mine = [one for one in observed.instances if one.role is role and one.phase is not Phase.LOST]
     target = desired.target(role)
     return RoleStatus(

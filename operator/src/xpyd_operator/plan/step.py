@@ -35,9 +35,9 @@ from xpyd_operator.plan.actions import (
     Switch,
     Undrain,
 )
-from xpyd_operator.plan.canary import RoleView, alone, stage, view
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import UNFINISHED, Instance, Observed, ObservedUnit, Phase
+from xpyd_operator.plan.canary import RoleView, is_canary_stage, stage, view
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import UNFINISHED, Instance, ObservedService, ObservedUnit, Phase
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_operator.plan.suspension import suspend
 from xpyd_sidecar.contract.ids import Role
@@ -46,7 +46,7 @@ REPLACE_S = 10.0
 """How long an instance that never runs again stays at least, so that one that always ends at once is no storm."""
 
 
-def step(desired: Desired, observed: Observed, now: float) -> Plan:
+def step(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
     """Plan one step; ``now`` is in unix seconds. The order of the actions is the order to apply them in."""
     if desired.stopping:
         return _end(desired, observed, now)
@@ -81,10 +81,10 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     drains += leaving
     going.update(action.instance for action in leaving)
     actions += made
-    there = switch.after(there, made)
+    there = switch.apply_switches(there, made)
     there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
                   for one in there)
-    observed = msgspec.structs.replace(observed, instances=switch.after(observed.instances, made))
+    observed = msgspec.structs.replace(observed, instances=switch.apply_switches(observed.instances, made))
     views = _views(desired, there)
     outs, last = _retire(desired, observed, views, going)
     last = last or stays
@@ -111,23 +111,24 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     return Plan(tuple(actions), tuple(waits))
 
 
-def _views(desired: Desired, there: tuple[Instance, ...]) -> tuple[RoleView, RoleView]:
+def _views(desired: DesiredService, there: tuple[Instance, ...]) -> tuple[RoleView, RoleView]:
     return (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
 
 
 def _patient(
-    desired: Desired, views: tuple[RoleView, RoleView], outs: tuple[Retire, Retire], now: float
+    desired: DesiredService, views: tuple[RoleView, RoleView], outs: tuple[Retire, Retire], now: float
 ) -> Iterator[Retire]:
     """Who goes, but for those that the other role may want; and why they did not switch where it wants some."""
     for mine, other, out in zip(views, views[::-1], outs, strict=True):
         why = switch.waits(desired, views, mine.role, now)
-        held = out.without({instance.name: why for instance, _ in out.drain}) if why else out
-        short = len(other.fresh) < other.wanted and not mine.stale
-        yield held.because(f"it cannot become {other.role}: {desired.no_switch}") if short and desired.no_switch else held
+        held = out.hold({instance.name: why for instance, _ in out.drain}) if why else out
+        short = len(other.fresh) < other.wanted_count and not mine.stale
+        words = f"it cannot become {other.role}: {desired.no_switch}"
+        yield held.with_reason(words) if short and desired.no_switch else held
 
 
 def _retire(
-    desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], going: Collection[str]
+    desired: DesiredService, observed: ObservedService, views: tuple[RoleView, RoleView], going: Collection[str]
 ) -> tuple[tuple[Retire, Retire], str]:
     """Who goes of prefill and decode, so that what is left can pair and is reached; and the router kept for that."""
     prefill, decode = (
@@ -136,14 +137,14 @@ def _retire(
     last = ""
     if desired.max_sidecars:
         last = routers.last_router(observed, {*going, *(instance.name for instance, _ in decode.drain)})
-        decode = decode.without({last: "clients reach no other router yet"})
+        decode = decode.hold({last: "clients reach no other router yet"})
     leaving = ([instance for instance, _ in prefill.drain], [instance for instance, _ in decode.drain])
-    stay = balance.kept(*views, leaving)
-    return (prefill.without(stay), decode.without(stay)), last
+    stay = balance.reasons_to_keep(*views, leaving)
+    return (prefill.hold(stay), decode.hold(stay)), last
 
 
 def _add(
-    desired: Desired,
+    desired: DesiredService,
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
@@ -158,7 +159,7 @@ def _add(
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
-    count = missing(mine, len(back), canary=alone(at))
+    count = missing(mine, len(back), canary=is_canary_stage(at))
     placed, others = first
     if count and placed and mine.target.parts > 1:
         return actions, [put_off(f"creating {count} more of {mine.role}", placed, desired.place_after)]
@@ -167,15 +168,15 @@ def _add(
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
-    short = mine.wanted - len(mine.fresh) - len(back) - count
+    short = mine.wanted_count - len(mine.fresh) - len(back) - count
     if short <= 0:
         return actions, []
     why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
-    why = reason_to_wait(mine, other, at) if alone(at) else why
+    why = reason_to_wait(mine, other, at) if is_canary_stage(at) else why
     return actions, [put_off(f"creating {short} more of {mine.role}", why)]
 
 
-def _pause(desired: Desired, now: float) -> str:
+def _pause(desired: DesiredService, now: float) -> str:
     """Why no instance of several parts is made although none waits for places; empty where they are made."""
     paused = 0 < desired.place_after - now <= placing.PAUSE_S + placing.SPREAD_S  # later than that: the clock was set back
     return "others can have the places of one that found too few of them" if paused else ""
@@ -188,12 +189,14 @@ def _seen(instance: Instance, now: float) -> Instance:
 
 def _spent(instance: Instance, now: float) -> bool:
     """Its platform never starts it again, and it ended a while ago (or in the future: the clock was set back)."""
-    if instance.phase is not Phase.CRASHED or instance.units or not instance.over:
+    if instance.phase is not Phase.CRASHED or instance.units or not instance.needs_replacement:
         return False
     return not 0 <= now - instance.since < REPLACE_S
 
 
-def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Waiting]) -> None:
+def _router(
+    desired: DesiredService, observed: ObservedService, now: float, actions: list[Action], waits: list[Waiting]
+) -> None:
     there = observed.router
     if desired.router is None:
         if there is not None and not there.stopping:
@@ -210,7 +213,7 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
         actions.append(StartRouter(desired.router, "its settings changed"))
 
 
-def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
+def _finish(instance: Instance, desired: DesiredService, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
     if _spent(instance, now) and instance.absent is not None:
         pause_s = placing.pause_s(desired.uid, now) if instance.absent.reason == UNFINISHED else 0.0
@@ -222,7 +225,7 @@ def _finish(instance: Instance, desired: Desired, now: float) -> Remove | None:
     return None
 
 
-def _revive(instance: Instance, desired: Desired, now: float, actions: list[Action], waits: list[Waiting]) -> None:
+def _revive(instance: Instance, desired: DesiredService, now: float, actions: list[Action], waits: list[Waiting]) -> None:
     for unit in instance.units:
         if not unit.alive:
             reason = _when(unit, now, f"restarting {unit.name} of {instance.name}", waits)
@@ -247,7 +250,7 @@ def _when(unit: ObservedUnit, now: float, what: str, waits: list[Waiting]) -> st
     return ""
 
 
-def _end(desired: Desired, observed: Observed, now: float) -> Plan:
+def _end(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
     router = observed.router
     if router is not None:
         if not router.stopping:

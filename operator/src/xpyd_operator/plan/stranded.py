@@ -24,7 +24,7 @@ from typing import Final
 from xpyd_operator.plan.absent import Waiting
 from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.canary import RoleView
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.ids import Role
@@ -35,14 +35,14 @@ AGAIN_S: Final = 600.0
 """And by then it is not likely that somebody else takes this one, too."""
 
 
-def stranded(view: RoleView, now: float) -> bool:
-    """It is wanted, and none of it has had a place for minutes, or is about to."""
-    return view.wanted > 0 and bool(view.everything) and all(_waited(one, now) for one in view.everything)
+def is_stranded(view: RoleView, now: float) -> bool:
+    """Whether a role is wanted and none of its instances has had a place for minutes, or is about to."""
+    return view.wanted_count > 0 and bool(view.everything) and all(_waited(one, now) for one in view.everything)
 
 
 def nothing_runs(decode: RoleView, now: float) -> bool:
     """There is no decode, or it is stranded: no request can be running, and no router need tell that there is no load."""
-    return decode.wanted > 0 and (not decode.everything or stranded(decode, now))
+    return decode.wanted_count > 0 and (not decode.everything or is_stranded(decode, now))
 
 
 def _waited(one: Instance, now: float) -> bool:
@@ -57,13 +57,13 @@ def _holds(one: Instance) -> bool:
 
 def first_to_others(mine: RoleView, other: RoleView, now: float) -> str:
     """Why no more of ``mine`` is made; empty where nothing speaks against it."""
-    if mine.stale or not stranded(other, now) or not any(_holds(one) for one in mine.everything):
+    if mine.stale or not is_stranded(other, now) or not any(_holds(one) for one in mine.everything):
         return ""
     return f"{other.role} serves nothing and finds no place, so the next one is for {other.role}"
 
 
 def give_up(
-    desired: Desired, views: tuple[RoleView, RoleView], freed: float, now: float
+    desired: DesiredService, views: tuple[RoleView, RoleView], freed: float, now: float
 ) -> tuple[Switch | Drain | Remove, ...]:
     """Who gives its place to a stranded role, one at a time, and who would take it; ``freed``: when a place was given back
     last.
@@ -71,13 +71,14 @@ def give_up(
     for mine, other in (views, views[::-1]):
         holding = [one for one in mine.fresh if _holds(one)]
         busy = mine.stale or other.stale or any(one.leaving or one.switching for one in mine.everything)
-        if busy or not holding or not desired.same_places or not stranded(other, now) or len(mine.fresh) > mine.wanted:
+        stays = not desired.same_places or not is_stranded(other, now) or len(mine.fresh) > mine.wanted_count
+        if busy or not holding or stays:
             continue
         why = f"{other.role} serves nothing and finds no place, {mine.role} has {len(holding)}"
         waiting = tuple(Remove(one.name, why) for one in mine.fresh if not _holds(one))
         if len(holding) == 1:
             return waiting
-        again = mine.role is Role.DECODE and len(mine.fresh) < mine.wanted
+        again = mine.role is Role.DECODE and len(mine.fresh) < mine.wanted_count
         if 0 <= now - freed < (AGAIN_S if again else STRANDED_S):
             continue
         one = victims(holding)[0]
@@ -93,7 +94,7 @@ def in_ratio(made: Sequence[Create], views: tuple[RoleView, RoleView], *, decode
     """
     left = {view.role: [each for each in made if each.role is view.role] for view in views}
     there = {view.role: len(view.fresh) for view in views}
-    wanted = {view.role: max(1, view.wanted) for view in views}
+    wanted = {view.role: max(1, view.wanted_count) for view in views}
     found: list[Create] = []
     while len(found) < len(made):
         equals = (Role.DECODE, Role.PREFILL) if decode_first and not any(there.values()) else tuple(Role)

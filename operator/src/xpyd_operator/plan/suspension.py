@@ -17,8 +17,8 @@ from typing import Final
 from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.absent import Waiting, put_off
 from xpyd_operator.plan.actions import Drain, Plan, Remove
-from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.desired import DesiredService
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 
 SUSPENDED: Final = "Suspended"
 """The condition, and its reason while it holds."""
@@ -29,7 +29,7 @@ MARGIN_S: Final = 60.0
 _NAMED: Final = 3
 
 
-def suspend(desired: Desired, observed: Observed, now: float) -> Plan:
+def suspend(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
     """Plan one step of a suspended service; ``now`` is in unix seconds."""
     until = desired.suspended_since + desired.drain_timeout_s + MARGIN_S
     begun = desired.suspended_since - MARGIN_S  # a round begins before its document is read, so ``now`` may be earlier
@@ -40,7 +40,9 @@ def suspend(desired: Desired, observed: Observed, now: float) -> Plan:
                       for one in observed.instances if not one.leaving))
 
 
-def suspended(observed: Observed, plan: Plan, degraded: Condition, after: Sequence[object]) -> tuple[Condition, ...]:
+def suspension_conditions(
+    observed: ObservedService, plan: Plan, degraded: Condition, after: Sequence[object]
+) -> tuple[Condition, ...]:
     """The conditions of a suspended service: what ends, or that nothing is left; with ``degraded`` as it is.
 
     ``after``: what a round could not do, and what it put off.
@@ -57,7 +59,7 @@ def suspended(observed: Observed, plan: Plan, degraded: Condition, after: Sequen
             Condition(type="Progressing", status="True", reason=SUSPENDING, message=words), degraded)
 
 
-def _left(observed: Observed) -> list[Instance]:
+def _left(observed: ObservedService) -> list[Instance]:
     """All but those of which nobody can tell when they are gone, which are said as what they are."""
     return [one for one in observed.instances if one.phase is not Phase.LOST]
 

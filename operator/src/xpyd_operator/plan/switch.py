@@ -9,8 +9,8 @@ begin at all: one that switches serves at once, and they are surplus then. ``roo
 surge.
 
 Not while a revision is replaced (what is old goes anyway), not without a router that tells the load, and not where prefill
-and decode differ in more than the role (``Desired.no_switch``). Who goes is chosen as for a drain. Who stays: the last of a
-fingerprint that the other role still has (``balance``), and the last router that clients reach (``routers``).
+and decode differ in more than the role (``DesiredService.no_switch``). Who goes is chosen as for a drain. Who stays: the
+last of a fingerprint that the other role still has (``balance``), and the last router that clients reach (``routers``).
 
 A surplus that the other role does not want yet waits for the switch window, where the counts are set one by one. While an
 instance switches nothing that serves is drained; one that has not switched in time is drained and replaced.
@@ -25,9 +25,9 @@ import msgspec
 from xpyd_operator.plan import balance, routers
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.plan.canary import RoleView
-from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.desired import DesiredService
 from xpyd_operator.plan.drain import victims
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.observed import Instance, ObservedService, Phase
 from xpyd_sidecar.contract.ids import Role
 
 TAKE_S = 180.0
@@ -35,7 +35,7 @@ TAKE_S = 180.0
 
 
 def switches(
-    desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], now: float
+    desired: DesiredService, observed: ObservedService, views: tuple[RoleView, RoleView], now: float
 ) -> tuple[list[Switch], str]:
     """Who takes the other role now; and the router that must stay for a moment, empty where none must."""
     alike = desired.switches and desired.prefill.revision == desired.decode.revision
@@ -43,7 +43,7 @@ def switches(
         return [], ""
     for index, (mine, other) in enumerate((views, views[::-1])):
         able = [one for one in victims(mine.fresh) if one.ready and not one.switching]
-        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(other))
+        count = min(mine.ready - mine.wanted_count, _deficit(desired, other, now), _room(other))
         chosen = able[: max(0, count)]
         if not chosen:
             continue
@@ -52,13 +52,14 @@ def switches(
             last = routers.last_router(observed, {instance.name for instance in chosen})
         chosen = [instance for instance in chosen if instance.name != last]
         leaving: tuple[list[Instance], list[Instance]] = ([], chosen) if index else (chosen, [])
-        stay = balance.kept(*views, leaving)
-        why = f"{mine.role} has {mine.ready} of {mine.wanted}, {other.role} {other.fresh_ready} of {other.wanted}"
+        stay = balance.reasons_to_keep(*views, leaving)
+        theirs = f"{other.role} {other.fresh_ready} of {other.wanted_count}"
+        why = f"{mine.role} has {mine.ready} of {mine.wanted_count}, {theirs}"
         return [Switch(one.name, other.role, one.epoch + 1, why) for one in chosen if one.name not in stay], last
     return [], ""
 
 
-def after(instances: tuple[Instance, ...], made: Collection[Switch]) -> tuple[Instance, ...]:
+def apply_switches(instances: tuple[Instance, ...], made: Collection[Switch]) -> tuple[Instance, ...]:
     """The instances as they will be once these switches are done."""
     by_name = {switch.instance: switch for switch in made}
     return tuple(
@@ -76,7 +77,7 @@ def overdue(instance: Instance, now: float, *, fleet_known: bool) -> bool:
     return waits and not 0 <= now - instance.assigned < TAKE_S
 
 
-def waits(desired: Desired, views: tuple[RoleView, RoleView], mine: Role, now: float) -> str:
+def waits(desired: DesiredService, views: tuple[RoleView, RoleView], mine: Role, now: float) -> str:
     """Why what ``mine`` has too many is not drained yet; empty where nothing speaks against it."""
     busy = [one.name for view in views for one in view.serving if one.switching]
     if busy:
@@ -89,9 +90,9 @@ def waits(desired: Desired, views: tuple[RoleView, RoleView], mine: Role, now: f
     return ""
 
 
-def _deficit(desired: Desired, other: RoleView, now: float) -> int:
+def _deficit(desired: DesiredService, other: RoleView, now: float) -> int:
     young = sum(1 for one in other.fresh if _young(one, now, desired.switch_window_s))
-    return other.wanted - (len(other.fresh) - young)
+    return other.wanted_count - (len(other.fresh) - young)
 
 
 def _young(instance: Instance, now: float, window_s: float) -> bool:
@@ -101,4 +102,4 @@ def _young(instance: Instance, now: float, window_s: float) -> bool:
 
 
 def _room(other: RoleView) -> int:
-    return other.wanted + other.target.max_surge - len(other.everything)
+    return other.wanted_count + other.target.max_surge - len(other.everything)

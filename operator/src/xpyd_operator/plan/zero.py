@@ -26,8 +26,8 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.plan.absent import Broken, Waiting
-from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.absent import Breakage, Waiting
+from xpyd_operator.plan.conditions import shorten
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.observed import Instance
 from xpyd_sidecar.contract.fleet import Fleet
@@ -48,8 +48,8 @@ class IdleHistory(msgspec.Struct, frozen=True):
     gaps: tuple[float, ...] = ()
     """Seconds, the latest last."""
 
-    def heard(self, idle_s: float, now: float, idle_after_s: float) -> IdleHistory:
-        """A router had a request ``idle_s`` before ``now`` (unix seconds). What others had later stays."""
+    def with_request(self, idle_s: float, now: float, idle_after_s: float) -> IdleHistory:
+        """The history after a router had a request ``idle_s`` before ``now``, unix seconds. What others had later stays."""
         last = now - idle_s
         if last <= self.last <= now:
             return self
@@ -87,7 +87,8 @@ def reason_to_stay(history: IdleHistory, idle_s: float, idle_after_s: float, col
 def comes_soon(instances: Iterable[Instance]) -> bool:
     """Whether no instance of decode serves, and one is on its way that is likely to come in the time that starts have."""
     decodes = [one for one in instances if one.role is Role.DECODE and not one.leaving]
-    return not any(one.ready for one in decodes) and any(isinstance(one.why, Waiting) and one.why.soon for one in decodes)
+    comes = any(isinstance(one.absence, Waiting) and one.absence.ends_soon for one in decodes)
+    return comes and not any(one.ready for one in decodes)
 
 
 def first_counts(service: DisaggService) -> Counts:
@@ -95,7 +96,7 @@ def first_counts(service: DisaggService) -> Counts:
     return counts(service, {Role.PREFILL: 1, Role.DECODE: 1})
 
 
-def served(service: DisaggService, wanted: Counts, instances: Sequence[Instance]) -> bool:
+def can_serve(service: DisaggService, wanted: Counts, instances: Sequence[Instance]) -> bool:
     """Whether requests can be served by those that are ready: decode, and prefill where decode must not serve alone."""
     ready = {one.role for one in instances if one.ready}
     alone = service.spec.router.on_no_prefill == "decode" or not wanted.prefill
@@ -103,7 +104,7 @@ def served(service: DisaggService, wanted: Counts, instances: Sequence[Instance]
 
 
 def wake_call(decode: int, instances: Sequence[Instance], held_up: str = "", failed: str = "") -> WakeCall:
-    """What routers are told while nobody serves (``served``).
+    """What routers are told while nobody serves (``can_serve``).
 
     Args:
         decode: instances that are wanted.
@@ -118,13 +119,14 @@ def wake_call(decode: int, instances: Sequence[Instance], held_up: str = "", fai
         coming = [one for one in instances if one.role is Role.PREFILL and not one.leaving]
     if not coming:
         return WakeCall(decode, refused=_words(held_up), waits=_words("" if held_up else failed))
-    whys = [(one, one.why) for one in coming]
-    said = [f"{one.name}: {why.message}" for one, why in whys if isinstance(why, Broken) and why.person]
+    whys = [(one, one.absence) for one in coming]
+    said = [f"{one.name}: {why.message}" for one, why in whys if isinstance(why, Breakage) and why.person]
     if len(said) == len(whys):
         return WakeCall(decode, refused=_words(said[0]))
-    waits = next((f"{one.name}: {why.message}" for one, why in whys if why is not None and not isinstance(why, Broken)), "")
+    waits = next((f"{one.name}: {why.message}" for one, why in whys if why is not None and not isinstance(why, Breakage)),
+                 "")
     return WakeCall(decode, waits=_words(waits))
 
 
 def _words(text: str) -> str:
-    return bounded(text, WORDS_MAX)
+    return shorten(text, WORDS_MAX)

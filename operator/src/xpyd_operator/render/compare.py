@@ -7,7 +7,7 @@
     numbers     an int-or-string may come back as either
     emptiness   ``""``, ``{}``, ``[]``, ``false`` and a field that is not there are one
 
-``dropped`` asks less: whether the API server took all of an object.
+``dropped_path`` asks less: whether the API server took all of an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def differs(wanted: Any, live: Any) -> str:
     return _differs(wanted, live, "", exact=False, quantity=False) or ""
 
 
-def dropped(wanted: Any, live: Any) -> str:
+def dropped_path(wanted: Any, live: Any) -> str:
     """Path of the first thing that we set and that is not there at all; empty where there is none.
 
     What has another value is there. Of lists without keys only their length tells that something was left out.

@@ -54,7 +54,7 @@ def engine_args(service: DisaggService, role: Role, model: str, shared: str = ""
         args += ["--pipeline-parallel-size", str(parallel.pipeline)]
     if parallel.data > 1:
         args += ["--data-parallel-size", str(parallel.data)]
-    config = kv_transfer_config(kv_options(service, shared), ON_LOAD_FAILURE, offload.beside(service, role))
+    config = kv_transfer_config(kv_options(service, shared), ON_LOAD_FAILURE, offload.offload_connectors(service, role))
     if life:
         config["engine_id"] = life
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]

@@ -71,7 +71,7 @@ def resource_of(version: str) -> str:
     return f"PodGroup of {version}"
 
 
-class Together(msgspec.Struct, frozen=True):
+class InstanceGroups(msgspec.Struct, frozen=True):
     """In which groups the pods of one instance are."""
 
     gang: Gang | None = None
@@ -80,8 +80,8 @@ class Together(msgspec.Struct, frozen=True):
     """Name of the group for Kueue, where a template names a queue."""
 
 
-def grouped(pods: tuple[Body, ...], together: Together) -> tuple[Body, ...]:
-    """The pods of one instance as they are made; one that is all of its instance stays as it is."""
+def add_groups(pods: tuple[Body, ...], together: InstanceGroups) -> tuple[Body, ...]:
+    """The pods of one instance in their groups; one that is all of its instance stays as it is."""
     if len(pods) == 1:
         return pods
     if together.gang is not None:

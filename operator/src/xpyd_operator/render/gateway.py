@@ -43,7 +43,7 @@ def gateway_objects(service: DisaggService) -> tuple[Body, ...]:
     if gateway is None:
         return ()
     found = [_pool(service, gateway), _tls(service, gateway), _route(service, gateway)]
-    return tuple(labels.marked(each) for each in found if each is not None)
+    return tuple(labels.with_hash(each) for each in found if each is not None)
 
 
 def peers(service: DisaggService) -> list[Body]:

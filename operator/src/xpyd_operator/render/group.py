@@ -37,13 +37,13 @@ def notes(members: tuple[Member, ...], settings: KubeSettings) -> dict[str, str]
     return {labels.MEMBERS: str(len(members)), labels.LAYOUT: digest(members, settings.sidecar_image)}
 
 
-def named(service: DisaggService, member: Member) -> dict[str, str]:
-    """What gives a pod its name among the others."""
+def hostname_fields(service: DisaggService, member: Member) -> dict[str, str]:
+    """Fields of a pod's spec that give a member its name among the others."""
     return {"hostname": member.name, "subdomain": labels.engines_name(service.name)}
 
 
-def placed(service: DisaggService, member: Member) -> dict[str, Any]:
-    """Where the scheduler may put a member: with the others.
+def placement(service: DisaggService, member: Member) -> dict[str, Any]:
+    """Fields of a pod's spec that say where the scheduler may put a member: with the others.
 
     The first pod of an instance finds none of its kind, and the scheduler then takes its own labels for one.
     """

@@ -53,8 +53,8 @@ class Judgement(msgspec.Struct, frozen=True):
         """What is followed all the same, and does not come out as it was meant."""
         return (*self.starts, *self.cut_off, *self.opened)
 
-    def accepted(self) -> DisaggService:
-        """The document.
+    def accepted_service(self) -> DisaggService:
+        """The document where it is followed.
 
         Raises:
             SpecError: it is refused; with every refusal.
@@ -85,7 +85,7 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     others = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
     clusters = target is not Target.LOCAL
-    in_clusters = (*notes.rdma(service), *notes.exposed(service), *outside.notes(service)) if clusters else ()
+    in_clusters = (*notes.rdma(service), *notes.exposed_kv(service), *outside.notes(service)) if clusters else ()
     devices_too = tuple(devices.warnings(service)) if clusters else ()
     return Judgement(
         service=service,

@@ -43,8 +43,8 @@ class PodKey(msgspec.Struct, frozen=True):
         return at.secret_files("key", self.secret, files)
 
 
-def derived(service: str, key: ServiceKey) -> PodKey:
-    """Of a key that the operator has derived: the Secret and the file are named for it."""
+def derived_pod_key(service: str, key: ServiceKey) -> PodKey:
+    """How pods have a key that the operator has derived: the Secret and the file are named for it."""
     key_id = keys.digest(key)[:ID_CHARS]
     return PodKey(f"{labels.key_name(service)}-{key_id}", key_id, keys.file_name(key))
 

@@ -131,8 +131,8 @@ def owner_reference(service: DisaggService) -> dict[str, Any]:
     }
 
 
-def marked(made: dict[str, Any]) -> dict[str, Any]:
-    """An object to be applied, with the hash of what it is made of."""
+def with_hash(made: dict[str, Any]) -> dict[str, Any]:
+    """An object to be applied, with the hash of what it is made of as an annotation."""
     return made | {"metadata": made["metadata"] | {"annotations": {APPLIED: revision_of(made)}}}
 
 

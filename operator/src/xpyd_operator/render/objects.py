@@ -33,10 +33,10 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
     Revisions are not those of a cluster, since they depend on the key.
 
     Raises:
-        Unsupported: as ``engine_pods``.
+        UnsupportedField: as ``engine_pods``.
     """
     counts = {role: 0 if service.spec.suspend else service.spec.replicas(role) for role in Role}
-    found = [key_secret(service, NO_KEY), *(begun(each) for each in children(service, counts, settings)),
+    found = [key_secret(service, NO_KEY), *(initial_object(each) for each in children(service, counts, settings)),
              *gateway_objects(service)]
     found += [pool(service, role, service.spec.replicas(role)) for role in Role]
     ordinal = 0
@@ -79,10 +79,10 @@ def children(
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
         found.append(budget(service, name, selector, service.spec.router.replicas, 1))
-    return tuple(labels.marked(one) for one in found)
+    return tuple(labels.with_hash(one) for one in found)
 
 
-def begun(made: dict[str, Any]) -> dict[str, Any]:
+def initial_object(made: dict[str, Any]) -> dict[str, Any]:
     """An object as it is made at first: a Deployment with a count, which is nobody's afterwards where the document has
     none.
     """
@@ -100,7 +100,7 @@ def count_of(live: dict[str, Any]) -> dict[str, Any]:
 
 def policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
     """Of the objects that ``children`` makes, the NetworkPolicies: empty where the document wants none."""
-    return tuple(labels.marked(one) for one in _policies(service, settings))
+    return tuple(labels.with_hash(one) for one in _policies(service, settings))
 
 
 def _policies(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
@@ -117,7 +117,7 @@ def routers_apart(service: DisaggService) -> bool:
     return service.spec.router.placement == "deployment" and not service.spec.suspend
 
 
-def unwanted(
+def unwanted_objects(
     service: DisaggService, *, several: bool = False, before: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """Kinds and names of what other settings would make, to be deleted where it exists and nothing left needs it.
@@ -230,11 +230,11 @@ def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[st
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:
-    """The Deployment, without a count where the document has none (``begun``). A router drains at SIGTERM, so its pods need
-    no hook; a new one is ready before an old one goes.
+    """The Deployment of routers, without a count where the document has none (``initial_object``). A router drains at
+    SIGTERM, so its pods need no hook; a new one is ready before an old one goes.
 
     Raises:
-        Unsupported: the template takes away what xpyd needs.
+        UnsupportedField: the template takes away what xpyd needs.
     """
     selector = labels.selector(service, component=labels.ROUTERS)
     replicas = service.spec.router.replicas
@@ -257,7 +257,7 @@ def router_pod(
     """A pod as the Deployment would make it, for a dry run.
 
     Raises:
-        Unsupported: the template takes away what xpyd needs.
+        UnsupportedField: the template takes away what xpyd needs.
     """
     selector = labels.selector(service, component=labels.ROUTERS)
     template = _router_template(service, selector, settings, key or keys.unknown(service.name))

@@ -25,8 +25,8 @@ _DISK_PART: Final = 0.99
 """Of the volume, that files may fill: it has more to hold than their content, and a pod over its limit is evicted."""
 
 
-def beside(service: DisaggService, role: Role) -> tuple[dict[str, Any], ...]:
-    """The configurations of the connectors after ours; none without ``kv.offload``."""
+def offload_connectors(service: DisaggService, role: Role) -> tuple[dict[str, Any], ...]:
+    """The configurations of the connectors after ours in the engines of a role; none without ``kv.offload``."""
     offload = service.spec.kv.offload
     if offload is None:
         return ()
@@ -59,7 +59,7 @@ def refusals(service: DisaggService, bare: tuple[Role, ...]) -> Iterator[tuple[s
     offload = service.spec.kv.offload
     if offload is None:
         return
-    lacking = [str(role) for role in bare if service.spec.role(role).most]
+    lacking = [str(role) for role in bare if service.spec.role(role).max_instances]
     if lacking:
         none = f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} none"
         for name, given in (("memory", offload.memory_bytes), ("disk", offload.disk_bytes)):

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from xpyd_operator.api import owned
 from xpyd_operator.api.base import GROUP
-from xpyd_operator.api.templates import LISTS, Keyed, merged
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.api.templates import LISTS, KeyedList, merge
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
 
@@ -98,7 +98,7 @@ _OWN: Final = frozenset({"name", "resources", "securityContext"})
 
 _USER: Final = ("runAsUser", "runAsGroup")
 
-_PARTS: Final[tuple[tuple[str, Mapping[str, Keyed]], ...]] = (("metadata", {}), ("spec", LISTS))
+_PARTS: Final[tuple[tuple[str, Mapping[str, KeyedList]], ...]] = (("metadata", {}), ("spec", LISTS))
 
 Finding = tuple[str, str]
 """Path, and what is wrong and what would be right."""
@@ -110,14 +110,14 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
     Whether the template may be followed is judged before (``faults``): what was accepted once goes on as it is.
 
     Raises:
-        Unsupported: something of it has not the form of a pod template, and cannot be merged.
+        UnsupportedField: something of it has not the form of a pod template, and cannot be merged.
     """
     for where, reason in forms(template, path):
-        raise Unsupported(where, reason)
+        raise UnsupportedField(where, reason)
     made = dict(pod)
     for key, lists in _PARTS:
         if template.get(key) is not None:
-            made[key] = merged(pod[key], template[key], lists)
+            made[key] = merge(pod[key], template[key], lists)
     return made
 
 
@@ -226,7 +226,7 @@ def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, d
             yield f"{path}.{name}[{index}]", item
 
 
-def _form(given: dict[str, Any], path: str, lists: Mapping[str, Keyed]) -> Iterator[Finding]:
+def _form(given: dict[str, Any], path: str, lists: Mapping[str, KeyedList]) -> Iterator[Finding]:
     """Whether everything can be merged."""
     for key, part in given.items():
         here = f"{path}.{key}"
@@ -238,7 +238,7 @@ def _form(given: dict[str, Any], path: str, lists: Mapping[str, Keyed]) -> Itera
             yield from _form(part, here, {})
 
 
-def _list_form(items: Any, path: str, how: Keyed) -> Iterator[Finding]:
+def _list_form(items: Any, path: str, how: KeyedList) -> Iterator[Finding]:
     if not isinstance(items, list | tuple):
         yield path, "must be a list; what xpyd needs in it cannot be taken away"
         return

@@ -17,8 +17,8 @@ from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
 from xpyd_operator.api.router import HEARTBEAT_S
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.api.source import Bucket, Claim, Folder, Hub, Image, RelativePath
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import group, keys, labels
 from xpyd_operator.render import paths as at
@@ -47,7 +47,7 @@ def engine_pods(
     """The pods of an instance, ready to be created, the leader's first. Without a ``key`` they are only to be looked at.
 
     Raises:
-        Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
+        UnsupportedField: the model cannot be read in a pod, or the template takes away what xpyd needs.
     """
     members = _members(service, role, name)
     return tuple(_pod(service, role, members, index, revision=revision, settings=settings, key=key)
@@ -73,7 +73,7 @@ def _pod(
             "Pod", service, member.name, labels.engine(service, role, revision) | (group.marks(member) if several else {})
         ) | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}
              | (group.notes(members, settings) if several else {})},
-        "spec": (group.named(service, member) | group.placed(service, member) if several else {}) | {
+        "spec": (group.hostname_fields(service, member) | group.placement(service, member) if several else {}) | {
             "restartPolicy": "Always",
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
@@ -173,7 +173,7 @@ def model_path(service: DisaggService) -> str:
     """The model as the engine of a pod sees it.
 
     Raises:
-        Unsupported: it lies beside the document.
+        UnsupportedField: it lies beside the document.
     """
     match service.spec.model.origin:
         case Hub(id=name):
@@ -184,9 +184,9 @@ def model_path(service: DisaggService) -> str:
             return url
         case Claim(path=path) | Image(path=path):
             return posixpath.join(at.CLAIM, path) if path else at.CLAIM
-        case Beside(path=path):
+        case RelativePath(path=path):
             reason = f"{path} lies beside the document, where no pod can read it; write a hub id, a path or pvc://"
-            raise Unsupported("spec.model.source", reason)
+            raise UnsupportedField("spec.model.source", reason)
 
 
 def engine_container(service: DisaggService, role: Role, member: Member, key: PodKey) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside, Bucket, Claim, Folder, Hub, Image
-from xpyd_operator.errors import Unsupported
+from xpyd_operator.api.source import Bucket, Claim, Folder, Hub, Image, RelativePath
+from xpyd_operator.errors import UnsupportedField
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render.engine import CPU_ENV, engine_env
 from xpyd_operator.render.layout import digest, layout
@@ -60,18 +60,18 @@ def model_of(service: DisaggService) -> str:
     """The model as a local engine sees it. A path beside the document is absolute by now: whoever read it knew its folder.
 
     Raises:
-        Unsupported: the source lies on a volume of a cluster.
+        UnsupportedField: the source lies on a volume of a cluster.
     """
     match service.spec.model.origin:
         case Hub(id=name):
             return name
-        case Folder(path=path) | Beside(path=path):
+        case Folder(path=path) | RelativePath(path=path):
             return path
         case Bucket(url=url):
             return url
         case Claim() | Image():
             reason = "a volume of a cluster is not there on a single host; write a hub id or a path"
-            raise Unsupported("spec.model.source", reason)
+            raise UnsupportedField("spec.model.source", reason)
 
 
 def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineBinding) -> Process:
@@ -79,7 +79,7 @@ def engine_process(service: DisaggService, place: ProcessPlace, binding: EngineB
     several, the process is the member's launcher, which starts it.
 
     Raises:
-        Unsupported: as ``model_of``.
+        UnsupportedField: as ``model_of``.
     """
     member = layout(service, binding.role, binding.instance, model_of(service))[binding.index]
     argv = (place.python, "-m", member.module, *member.args, *(("--host", place.host) if member.serves else ()))

@@ -29,7 +29,7 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield from _role(service, role)
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _memory(service, role)
-        template = service.spec.written(role).template
+        template = service.spec.written_section(role).template
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
     yield from offload.refusals(service, tuple(role for role in Role if not devices(service.spec.role(role))))

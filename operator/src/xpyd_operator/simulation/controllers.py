@@ -25,8 +25,8 @@ class Static:
         return look.counts
 
 
-class Planned:
-    """``plan/planner``, as the operator runs it."""
+class PlannerController:
+    """The planner (``plan/planner``), as the operator runs it."""
 
     def __init__(self, goals: Goals, bounds: Bounds) -> None:
         self.goals, self.bounds = goals, bounds
@@ -160,7 +160,7 @@ def _fitting(prefill: int, decode: int, counts: Pair, bounds: Bounds) -> Pair:
     return prefill, decode
 
 
-class Scheduled:
+class ScheduleController:
     """A schedule known beforehand: pairs of time and counts, the first at 0."""
 
     switching = True

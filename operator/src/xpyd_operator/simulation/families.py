@@ -121,8 +121,8 @@ def shape_of(text: str) -> tuple[str, Shape]:
         raise XpydError(f"{text}: {error}") from None
 
 
-def made(text: str, seed: int) -> Trace:
-    """The trace of a family.
+def make_trace(text: str, seed: int) -> Trace:
+    """The trace that a family makes of ``seed``.
 
     Raises:
         XpydError: as ``shape_of``.

@@ -64,8 +64,8 @@ class SimulatedFleet:
             self._run.changes.append((now, self.wanted, wanted))
         self.wanted = wanted
 
-    def born(self, now: float, instance: SimulatedInstance, role: int) -> bool:
-        """Its start or its switch is over; whether it serves now."""
+    def on_started(self, now: float, instance: SimulatedInstance, role: int) -> bool:
+        """The start or the switch of an instance is over. Returns whether it serves now."""
         if instance.state != STARTING:
             return False
         if instance.number in self._failed:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds
-from xpyd_operator.simulation.controllers import Scheduled, Static
+from xpyd_operator.simulation.controllers import ScheduleController, Static
 from xpyd_operator.simulation.engine import Engines, Pools, pools_of
 from xpyd_operator.simulation.outcome import Run
 from xpyd_operator.simulation.rules import RouterRules
@@ -147,4 +147,4 @@ def _due(path: list[Pair], pools: Pools) -> Schedule:
 
 def replay(trace: Trace, engines: Engines, found: Schedule, rules: RouterRules | None = None, *, seed: int = 1) -> Run:
     """A schedule in whole."""
-    return World(trace, engines, found[0][1], Scheduled(found, 5.0), rules=rules, seed=seed).play()
+    return World(trace, engines, found[0][1], ScheduleController(found, 5.0), rules=rules, seed=seed).play()

@@ -60,8 +60,8 @@ def _row(statics: Statics, counts: Pair) -> FrontierRow:
     plain = _plain(statics, gpus // statics.pools.gpus[1])
     return FrontierRow(
         point.choice, gpus, point.hours, point.attained, statics.links[counts],
-        statics.outside((prefill - 1, decode)).attained if prefill else 0.0,
-        statics.outside((prefill, decode - 1)).attained if decode > 1 else 0.0,
+        statics.point_outside((prefill - 1, decode)).attained if prefill else 0.0,
+        statics.point_outside((prefill, decode - 1)).attained if decode > 1 else 0.0,
         plain.choice if plain is not None else "", plain.attained if plain is not None else 0.0,
     )
 
@@ -70,4 +70,4 @@ def _plain(statics: Statics, count: int) -> Point | None:
     """So many plain engines, with the chunks that are better for them."""
     if count < 1:
         return None
-    return max((statics.outside((0, count), chunk) for chunk in CHUNKS), key=lambda each: each.attained)
+    return max((statics.point_outside((0, count), chunk) for chunk in CHUNKS), key=lambda each: each.attained)

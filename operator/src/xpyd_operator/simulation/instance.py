@@ -88,15 +88,15 @@ class SimulatedInstance:
         self.link_at = max(self.link_at, begins) + self.model.link_s(tokens)
         return self.link_at
 
-    def cached(self, hashes: Hashes, prompt: int) -> int:
-        """Tokens of a prompt that it still has."""
+    def cached_tokens(self, hashes: Hashes, prompt: int) -> int:
+        """Tokens of a prompt whose KV the instance still has."""
         return self.cache.match(hashes, prompt) if hashes else 0
 
     # ---- prefill
 
     def prefill(self, now: float, prompt: int, hashes: Hashes = ()) -> tuple[float, float]:
         """Queue a prompt; when it is begun, and when decode may begin with it."""
-        took = self.model.prefill_s(prompt, self.cached(hashes, prompt))
+        took = self.model.prefill_s(prompt, self.cached_tokens(hashes, prompt))
         self.cache.insert(hashes)
         begins = max(self.free_at, now)
         self.free_at = begins + took
@@ -127,7 +127,7 @@ class SimulatedInstance:
     def compute(self, now: float, request: int, prompt: int, output: int, hashes: Hashes = ()) -> None:
         """A request whose prompt is to be computed here."""
         self.count += 1
-        cached = self.cached(hashes, prompt)
+        cached = self.cached_tokens(hashes, prompt)
         self.cache.insert(hashes)
         self.prompts.append(_Prompt(request, prompt, output, cached))
         self.backlog += self.model.prefill_s(prompt, cached)
@@ -252,7 +252,7 @@ def through_first(ready: list[SimulatedInstance], now: float, prompt: int, hashe
     least = (math.inf, math.inf)
     for each in ready:
         if each.free_at - now <= AHEAD_S:
-            saved = each.cached(hashes, prompt) / each.model.prefill_rate if hashes else 0.0
+            saved = each.cached_tokens(hashes, prompt) / each.model.prefill_rate if hashes else 0.0
             key = (max(each.free_at, now) - saved, each.free_at)
             if key < least:
                 best, least = each, key

@@ -67,7 +67,7 @@ class Run:
         self.changes: list[tuple[float, Pair, Pair]] = []
         self.ends_at = 0.0
 
-    def attained(self, ttft_s: float, tpot_s: float) -> float:
+    def attainment(self, ttft_s: float, tpot_s: float) -> float:
         """Share of requests that met both goals."""
         met = sum(a <= ttft_s and b <= tpot_s for a, b in zip(self.ttft, self.tpot, strict=True))
         return met / max(1, len(self.ttft))

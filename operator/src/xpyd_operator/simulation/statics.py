@@ -37,7 +37,7 @@ def point(choice: str, run: Run, goals: Goals, detail: str = "") -> Point:
     ttft, tpot = limits(goals)
     hours = max(run.ends_at, 1.0) / 3600
     return Point(
-        choice, round(run.hours, 4), round(run.attained(ttft, tpot), 5), p95(run.ttft), p95(run.tpot),
+        choice, round(run.hours, 4), round(run.attainment(ttft, tpot), 5), p95(run.ttft), p95(run.tpot),
         round(len(run.changes) / hours, 2), run.switches, detail,
     )
 
@@ -86,16 +86,18 @@ class Statics:
         """Bytes a second into a decode instance."""
         self._others: dict[tuple[Pair, int], Point] = {}
 
-    def of(self, counts: Pair) -> Point:
-        """One choice."""
+    def point_of(self, counts: Pair) -> Point:
+        """What these counts attain and cost, simulated once."""
         if counts not in self.points:
             run = World(self.trace, self.pools, counts, Static(), rules=self.rules, seed=self.seed).play()
             self.points[counts] = point(f"{counts[0]}P{counts[1]}D", run, self.goals)
             self.links[counts] = run.link_peak
         return self.points[counts]
 
-    def outside(self, counts: Pair, chunk: int = 0) -> Point:
-        """One that nobody chooses: a dead instance, or plain engines (no prefill) with steps of ``chunk`` tokens."""
+    def point_outside(self, counts: Pair, chunk: int = 0) -> Point:
+        """The same of counts that nobody chooses: a dead instance, or plain engines (no prefill) with steps of ``chunk``
+        tokens.
+        """
         if counts in self.points and not chunk:
             return self.points[counts]
         if (counts, chunk) not in self._others:
@@ -134,7 +136,7 @@ class Statics:
         at = min(range(len(splits)), key=lambda index: abs(splits[index][0] - near[0]))
         while True:
             around = [index for index in (at - 1, at, at + 1) if 0 <= index < len(splits)]
-            better = max(around, key=lambda index: (self.of(splits[index]).attained, -abs(index - at)))
+            better = max(around, key=lambda index: (self.point_of(splits[index]).attained, -abs(index - at)))
             if better == at:
                 return splits[at]
             at = better
@@ -158,7 +160,7 @@ class Statics:
             if split is None:
                 continue
             near = split
-            reached = self.of(split).attained
+            reached = self.point_of(split).attained
             idle = idle + 1 if reached <= last + 0.0005 and reached > 0.5 else 0
             if reached > last:
                 last, found = reached, split

@@ -15,7 +15,7 @@ import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import foresight, frontier
-from xpyd_operator.simulation.controllers import ControlLaw, Hpa, LoadThreshold, Planned
+from xpyd_operator.simulation.controllers import ControlLaw, Hpa, LoadThreshold, PlannerController
 from xpyd_operator.simulation.engine import Engines, pools_of
 from xpyd_operator.simulation.frontier import FrontierRow
 from xpyd_operator.simulation.outcome import Controller, Pair, Run
@@ -55,12 +55,12 @@ class Study(msgspec.Struct):
     frontier: list[FrontierRow]
 
 
-def planned(
+def play_planner(
     trace: Trace, engines: Engines, goals: Goals, bounds: Bounds, start: Pair, *, rules: RouterRules | None = None,
     seed: int = 1,
-) -> tuple[Run, Planned]:
-    """The planner on the trace."""
-    controller = Planned(goals, bounds)
+) -> tuple[Run, PlannerController]:
+    """Simulate the trace under the planner; the run, and the planner as it is then."""
+    controller = PlannerController(goals, bounds)
     return World(trace, engines, start, controller, rules=rules, seed=seed).play(), controller
 
 
@@ -89,11 +89,11 @@ def study(
     rows = frontier.rows(statics)
     play = _Play(trace, engines, goals, bounds, start, rules, seed)
     tell("planner")
-    run, controller = planned(trace, engines, goals, bounds, start, rules=rules, seed=seed)
+    run, controller = play_planner(trace, engines, goals, bounds, start, rules=rules, seed=seed)
     starts = []
     for each in _starts(start, bounds):
         tell(f"planner from {each[0]}P{each[1]}D")
-        other, _ = planned(trace, engines, goals, bounds, each, rules=rules, seed=seed)
+        other, _ = play_planner(trace, engines, goals, bounds, each, rules=rules, seed=seed)
         starts.append(point(f"from {each[0]}P{each[1]}D", other, goals))
     hpas = []
     batch = batch_of(trace, pools_of(engines).decode, limits(goals)[1])
@@ -132,7 +132,7 @@ def study(
         sentences=[(at, each.sentence) for at, each in controller.decisions if each.changes], starts=starts,
         statics=sorted(statics.points.values(), key=lambda each: (each.hours, -each.attained)),
         hpa=hpas[0], hpa_switching=hpas[1], law=law, threshold=threshold, foresight=known,
-        recommended=statics.of(recommended), frontier=rows,
+        recommended=statics.point_of(recommended), frontier=rows,
     )
 
 

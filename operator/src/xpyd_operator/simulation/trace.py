@@ -178,8 +178,8 @@ def _time(text: str, unit: Unit | None) -> float:
         raise ValueError(f"time is {text[:MOST_WORDS]!r}; write seconds, or a time as 2023-11-16 18:17:03") from None
 
 
-def scaled(trace: Trace, factor: float, draw: Draw, *, spread_s: float = 30.0) -> Trace:
-    """The same shape of load with ``factor`` times the requests: each comes so often, copies within ``spread_s`` of it.
+def scale_trace(trace: Trace, factor: float, draw: Draw, *, spread_s: float = 30.0) -> Trace:
+    """The trace with ``factor`` times the requests in the same shape of load: copies come within ``spread_s`` of theirs.
 
     A copy shares nothing with what it is a copy of: it is somebody else's prompt.
     """

@@ -17,8 +17,8 @@ class FiguresWindow:
         self.ttft: list[float] = []
         self.tpot: list[float] = []
 
-    def over(self, prompt: int, output: int, tpot: float) -> None:
-        """A request ended."""
+    def on_request_ended(self, prompt: int, output: int, tpot: float) -> None:
+        """Count a request that ended. ``prompt``, ``output``: tokens; ``tpot``: seconds a token."""
         self.ended += 1
         self.prompts += prompt
         self.squares += prompt * prompt

@@ -148,7 +148,7 @@ class World:
             if best is None:
                 return
             queue.popleft()
-            self._count_cached(prompt, best.cached(hashes, prompt))
+            self._count_cached(prompt, best.cached_tokens(hashes, prompt))
             self._begun[request], done = best.prefill(now, prompt, hashes)
             self._at(done, _HANDED, request, best.number)
 
@@ -160,12 +160,12 @@ class World:
         best, least = None, math.inf
         for each in ready:
             if each.count <= most and each.backlog <= AHEAD_S and each.count < each.model.max_requests:
-                through = each.backlog + each.model.prefill_s(prompt, each.cached(hashes, prompt))
+                through = each.backlog + each.model.prefill_s(prompt, each.cached_tokens(hashes, prompt))
                 if through < least or (through == least and best is not None and each.count < best.count):
                     best, least = each, through
         if best is None:
             return False
-        self._count_cached(prompt, best.cached(hashes, prompt))
+        self._count_cached(prompt, best.cached_tokens(hashes, prompt))
         self._first[request] = -1.0
         best.compute(now, request, prompt, output, hashes)
         self._plan_end(best)
@@ -195,7 +195,7 @@ class World:
         for each in ready:
             if each.count < best.count:
                 best = each
-        lacks = prompt - best.cached(hashes, prompt)
+        lacks = prompt - best.cached_tokens(hashes, prompt)
         best.cache.insert(hashes)
         begins = self._begun[request] if source is not None else now
         at = max(source.carry(lacks, begins) if source is not None else now, best.expect(lacks, begins))
@@ -237,7 +237,7 @@ class World:
             _, prompt, output, _ = self._trace[request]
             tpot = (now - self._first[request]) / (output - 1) if output > 1 else 0.0
             self.run.tpot[request] = tpot = max(0.0, tpot)
-            self._window.over(prompt, output, tpot)
+            self._window.on_request_ended(prompt, output, tpot)
         self._plan_end(instance)
         if instance.state == DRAINING and not instance.count:
             self._fleet.leave(now, instance)
@@ -250,7 +250,7 @@ class World:
         self._at(at, _BORN, instance.number, role)
 
     def _born(self, now: float, instance: SimulatedInstance, role: int) -> None:
-        if not self._fleet.born(now, instance, role):
+        if not self._fleet.on_started(now, instance, role):
             return
         if role == DECODE:
             for _ in range(len(self._parked)):

@@ -62,8 +62,8 @@ class Capacity(msgspec.Struct, frozen=True):
     link_waits: bool = False
     """KV waited for the link in the last interval."""
 
-    def seen(self, figures: Figures, done: float) -> Capacity:
-        """With one more interval, in which prefill instances read ``done`` tokens."""
+    def with_interval(self, figures: Figures, done: float) -> Capacity:
+        """What is known after one more interval, in which prefill instances read ``done`` tokens."""
         keep = 0.5 ** (figures.over_s / HALF_LIFE_S)
         quick = keep**4  # lengths change faster than engines do
         decode = figures.decode

@@ -110,16 +110,16 @@ def _learn(memory: Memory, figures: Figures, ahead_s: float) -> Memory:
     demand = memory.demand
     mean = figures.arrived_tokens / figures.arrivals if figures.arrivals else memory.known.prompt
     done = max(0.0, figures.arrived_tokens + (demand.queued - figures.queued) * mean)
-    known = memory.known.seen(figures, done)
+    known = memory.known.with_interval(figures, done)
     return msgspec.structs.replace(
         memory, at=memory.at + 1, now_s=memory.now_s + figures.over_s, known=known,
-        demand=demand.seen(figures, known, ahead_s))
+        demand=demand.with_interval(figures, known, ahead_s))
 
 
 def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[Needs, Needs, Needs]:
     """What arrives needs now, what is needed now with what waits, and what a cold start from now."""
     known, demand, step, burst = memory.known, memory.demand, goals.interval_s, memory.demand.prompts.burst
-    level, later = demand.level, demand.ahead(goals.cold_start_s + step)
+    level, later = demand.level, demand.forecast(goals.cold_start_s + step)
     waits, parked = demand.backlog
     cold = max(step, goals.cold_start_s)
     left = max(0.0, waits + (level[0] - known.prefill_rate * max(now[0], 1)) * goals.cold_start_s)
@@ -149,7 +149,7 @@ def _look(memory: Memory, figures: Figures, goals: Goals, now: Pair, needs: tupl
     """Remember what was needed and what is forecast to be, and what came of removals."""
     steady, soon = needs
     pays_s = goals.late_cost * goals.cold_start_s
-    first, second = (memory.patience[role].seen(memory.now_s, now[role], steady[role], pays_s) for role in (0, 1))
+    first, second = (memory.patience[role].with_interval(memory.now_s, now[role], steady[role], pays_s) for role in (0, 1))
     missed = goals.ttft_s is not None and figures.ttft_p95 > goals.ttft_s
     missed = missed or (goals.tpot_s is not None and figures.tpot_p95 > goals.tpot_s)
     one = hindsight.Interval(
@@ -157,13 +157,13 @@ def _look(memory: Memory, figures: Figures, goals: Goals, now: Pair, needs: tupl
     return msgspec.structs.replace(
         memory, needs=(*memory.needs[-(HISTORY - 1) :], steady),
         forecasts=(*memory.forecasts[-(HISTORY - 1) :], soon), patience=(first, second),
-        past=hindsight.remembered(memory.past, one))
+        past=hindsight.append_interval(memory.past, one))
 
 
 def _grown(memory: Memory, goals: Goals, now: Pair) -> Pair:
     """What is needed if the demand rises as it did before, until an instance that is asked for then serves."""
     known, demand = memory.known, memory.demand
-    rates = demand.grown(math.ceil(goals.cold_start_s / goals.interval_s) + 1, goals.late_cost)
+    rates = demand.grown_rates(math.ceil(goals.cold_start_s / goals.interval_s) + 1, goals.late_cost)
     burst = demand.prompts.burst
     grown = (
         need.prefill(rates[0], 0.0, goals.interval_s, known, goals.ttft_s, burst=burst),
@@ -185,7 +185,7 @@ def _calm(memory: Memory, goals: Goals, role: int) -> int:
 
 def _removed(memory: Memory, role: int, count: int) -> Memory:
     patience = list(memory.patience)
-    patience[role] = patience[role].removed(memory.now_s, count)
+    patience[role] = patience[role].with_removal(memory.now_s, count)
     return msgspec.structs.replace(memory, patience=(patience[0], patience[1]))
 
 

@@ -36,20 +36,20 @@ class Demand(msgspec.Struct, frozen=True):
     looks: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     """Of each interval, the latest last."""
 
-    def seen(self, figures: Figures, known: Capacity, ahead_s: float) -> Demand:
-        """With one more interval; ``known`` has learned from it already. Forecasts look ``ahead_s`` ahead."""
+    def with_interval(self, figures: Figures, known: Capacity, ahead_s: float) -> Demand:
+        """The demand after one more interval; ``known`` has learned from it already. Forecasts look ``ahead_s`` ahead."""
         rate = figures.arrivals / figures.over_s
         mean = figures.arrived_tokens / figures.arrivals if figures.arrivals else known.prompt
         read = figures.arrived_tokens / figures.over_s
         written = self._written(figures, known, rate * known.output)
         chance = math.sqrt(figures.arrivals) / figures.over_s
         return Demand(
-            prompts=self.prompts.seen(read, mean * chance * math.sqrt(1 + known.spread), figures.over_s, ahead_s),
+            prompts=self.prompts.with_value(read, mean * chance * math.sqrt(1 + known.spread), figures.over_s, ahead_s),
             # Lengths of answers spread about as exponential ones: their squared variation is 1.
-            outputs=self.outputs.seen(written, known.output * chance * math.sqrt(2), figures.over_s, ahead_s),
+            outputs=self.outputs.with_value(written, known.output * chance * math.sqrt(2), figures.over_s, ahead_s),
             queued=figures.queued,
             backlog=(figures.queued * known.prompt, max(0.0, figures.parked - rate * NO_ROOM_S) * known.output),
-            looks=(worth.looked(self.looks[0], read), worth.looked(self.looks[1], written)),
+            looks=(worth.append_demand(self.looks[0], read), worth.append_demand(self.looks[1], written)),
         )
 
     def _written(self, figures: Figures, known: Capacity, came: float) -> float:
@@ -65,11 +65,11 @@ class Demand(msgspec.Struct, frozen=True):
         """The demand of the present, on prefill and on decode."""
         return self.prompts.now.level, self.outputs.now.level
 
-    def ahead(self, seconds: float) -> Rates:
-        """So many seconds ahead, reserve included."""
-        return self.prompts.ahead(seconds), self.outputs.ahead(seconds)
+    def forecast(self, seconds: float) -> Rates:
+        """The demand ``seconds`` from now, tokens a second, reserve included."""
+        return self.prompts.forecast(seconds), self.outputs.forecast(seconds)
 
-    def grown(self, steps: int, late_cost: float) -> Rates:
-        """What it may rise to within so many intervals, for all that is worth keeping in hand."""
+    def grown_rates(self, steps: int, late_cost: float) -> Rates:
+        """What the demand may rise to within ``steps`` intervals, tokens a second, for all that is worth keeping ready."""
         prompts, outputs = (worth.growth(looks, steps, late_cost) for looks in self.looks)
         return self.level[0] + prompts, self.level[1] + outputs

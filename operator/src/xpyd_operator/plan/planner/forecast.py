@@ -3,7 +3,7 @@
     error = x - (level + f trend)
     level' = level + f trend + a error         a = max(a0, error² / (error² + (3 noise)²))
     trend' = b (f trend + a0 error) + (1 - b) f trend
-    ahead(n) = level + trend (f + f² + … + fⁿ)     Holt 1957; damping: Gardner and McKenzie 1985
+    forecast(n) = level + trend (f + f² + … + fⁿ)  Holt 1957; damping: Gardner and McKenzie 1985
 
 ``noise`` is the standard deviation that Poisson arrivals alone give an interval. An error of that size moves the level
 as slowly as half of a minute's memory says; one of three times the size is half believed at once (a Kalman gain with the
@@ -44,7 +44,7 @@ DOUBT = 3.0
 """Standard deviations that are half believed."""
 
 
-class Holt(msgspec.Struct, frozen=True):
+class HoltTrend(msgspec.Struct, frozen=True):
     """Level and trend of one series of values, as in Holt's method with a damped trend."""
 
     level: float = 0.0
@@ -52,17 +52,17 @@ class Holt(msgspec.Struct, frozen=True):
     """Per second."""
     begun: bool = False
 
-    def expected(self, over_s: float) -> float:
+    def expected_value(self, over_s: float) -> float:
         """The value that is expected of the next interval, which takes ``over_s`` seconds."""
         return self.level + math.exp2(-over_s / DAMPING_S) * self.trend * over_s
 
-    def seen(self, value: float, noise: float, over_s: float) -> Holt:
+    def with_value(self, value: float, noise: float, over_s: float) -> HoltTrend:
         """Level and trend after one more value, of an interval of ``over_s`` seconds; ``noise`` is what chance explains."""
         if not self.begun:
-            return Holt(value, 0.0, True)
+            return HoltTrend(value, 0.0, True)
         a = steady = 1 - 0.5 ** (over_s / LEVEL_S)
         b, f = 1 - 0.5 ** (over_s / TREND_S), 0.5 ** (over_s / DAMPING_S)
-        expected = self.expected(over_s)
+        expected = self.expected_value(over_s)
         error = value - expected
         if error:
             doubt = DOUBT * noise / error
@@ -70,9 +70,9 @@ class Holt(msgspec.Struct, frozen=True):
         level = max(0.0, expected + a * error)
         grew = (max(0.0, expected + steady * error) - self.level) / over_s
         trend = b * grew + (1 - b) * f * self.trend
-        return Holt(level, trend, True)
+        return HoltTrend(level, trend, True)
 
-    def ahead(self, seconds: float) -> float:
+    def forecast(self, seconds: float) -> float:
         """The value that is forecast for ``seconds`` from now, at least 0."""
         goes_on = DAMPING_S / math.log(2) * (1.0 - math.exp2(-seconds / DAMPING_S))
         return max(0.0, self.level + self.trend * goes_on)
@@ -81,7 +81,7 @@ class Holt(msgspec.Struct, frozen=True):
 class Series(msgspec.Struct, frozen=True):
     """A demand, its forecasts, and how far they fell short."""
 
-    now: Holt = Holt()
+    now: HoltTrend = HoltTrend()
     pending: tuple[float, ...] = ()
     """Forecasts whose time has not come, the oldest first."""
     shortfall: float = FIRST_MISS**2
@@ -90,13 +90,13 @@ class Series(msgspec.Struct, frozen=True):
     """Decaying sum of squared errors, over the variances that chance gives them; Poisson arrivals make it ``looks``."""
     looks: float = 0.0
 
-    def seen(self, value: float, noise: float, over_s: float, ahead_s: float) -> Series:
+    def with_value(self, value: float, noise: float, over_s: float, ahead_s: float) -> Series:
         """The series after one more value; its forecasts look ``ahead_s`` seconds ahead."""
-        now = self.now.seen(value, noise, over_s)
+        now = self.now.with_value(value, noise, over_s)
         jumps, looks = self.jumps, self.looks
         if self.now.begun and noise > 0:
             keep = 0.5 ** (over_s / BURST_S)
-            jump = (value - self.now.expected(over_s)) / noise
+            jump = (value - self.now.expected_value(over_s)) / noise
             jumps, looks = keep * jumps + min(JUMP, jump * jump), keep * looks + 1.0
         steps = min(MOST_PENDING, max(1, round(ahead_s / over_s)))
         pending, square = self.pending, self.shortfall
@@ -105,7 +105,7 @@ class Series(msgspec.Struct, frozen=True):
             miss = min(1.0, max(0.0, now.level / due - 1)) if due > 0 else 0.0
             keep = 0.5 ** (over_s / MISS_S)
             square = keep * square + (1 - keep) * miss * miss
-        return Series(now, (*pending[-steps:], now.ahead(ahead_s)), square, jumps, looks)
+        return Series(now, (*pending[-steps:], now.forecast(ahead_s)), square, jumps, looks)
 
     @property
     def burst(self) -> float:
@@ -117,6 +117,6 @@ class Series(msgspec.Struct, frozen=True):
         """What a forecast is raised by, as a share of it."""
         return REACH * math.sqrt(self.shortfall)
 
-    def ahead(self, seconds: float) -> float:
-        """The demand so far ahead, reserve included. That it falls is believed when it has fallen."""
-        return max(self.now.ahead(seconds), self.now.level) * (1 + self.reserve)
+    def forecast(self, seconds: float) -> float:
+        """The demand ``seconds`` from now, reserve included. That it falls is believed when it has fallen."""
+        return max(self.now.forecast(seconds), self.now.level) * (1 + self.reserve)

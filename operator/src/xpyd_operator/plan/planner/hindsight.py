@@ -41,8 +41,8 @@ class Floor(msgspec.Struct, frozen=True):
     """More instance-hours in the same time."""
 
 
-def remembered(past: tuple[Interval, ...], one: Interval) -> tuple[Interval, ...]:
-    """With one more interval, and without what is older than an hour."""
+def append_interval(past: tuple[Interval, ...], one: Interval) -> tuple[Interval, ...]:
+    """The past with one more interval, and without what is older than an hour."""
     kept: list[Interval] = []
     seconds = 0.0
     for each in reversed((*past[-(MOST - 1) :], one)):

@@ -53,15 +53,17 @@ def prefill(
     if ttft_s is None:
         return min(MOST, count)
     service, spread = known.prompt / capacity, known.spread
-    rooms, hopeless = left(TTFT_SLACK * ttft_s, service, spread)
+    rooms, hopeless = waiting_budgets(TTFT_SLACK * ttft_s, service, spread)
     allowed = max(LATE_LEAST, LATE - hopeless)
     while count < MOST and late(count, rate / capacity, service, burst * (1 + spread) - 1, rooms) > allowed:
         count += 1
     return min(MOST, count)
 
 
-def left(goal_s: float, service: float, spread: float) -> tuple[tuple[float, ...], float]:
-    """What their own prefill leaves of the goal, to evenly many of all requests; the share to which it leaves nothing."""
+def waiting_budgets(goal_s: float, service: float, spread: float) -> tuple[tuple[float, ...], float]:
+    """Seconds that requests may wait: what their own prefill leaves of the goal ``goal_s``, for evenly many of all of them;
+    and the share of requests to which it leaves nothing.
+    """
     square = math.log1p(min(spread, WIDEST))
     deviation, middle = math.sqrt(square), math.log(max(service, SHORTEST_S)) - square / 2
     rooms = tuple(goal_s - math.exp(min(50.0, middle + deviation * point)) for point in _POINTS)

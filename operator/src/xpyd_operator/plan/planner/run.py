@@ -57,8 +57,8 @@ class Planning:
         self.sentence = ""
         """Of the last decision, with the mode before it; empty before the first one."""
 
-    def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], now: float) -> None:
-        """What a round saw: loads of the instances, and how long they take to start."""
+    def observe(self, fleet: Fleet | None, instances: tuple[Instance, ...], now: float) -> None:
+        """Take in what a round saw: loads of the instances, and how long they take to start. ``now`` is in unix seconds."""
         if fleet is not None:
             self._gather.sample(fleet)
         there = set()
@@ -132,8 +132,8 @@ def bounds_of(service: DisaggService) -> Bounds:
     """Bounds of the counts as the document states them; a role without ``scaling`` keeps its count."""
     spec = service.spec
     return Bounds(
-        prefill=(spec.prefill.least, spec.prefill.most),
-        decode=(max(1, spec.decode.least), max(1, spec.decode.most)),
+        prefill=(spec.prefill.min_instances, spec.prefill.max_instances),
+        decode=(max(1, spec.decode.min_instances), max(1, spec.decode.max_instances)),
         total=spec.limits.max_instances,
     )
 

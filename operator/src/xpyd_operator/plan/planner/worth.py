@@ -63,8 +63,8 @@ class RemovalPatience(msgspec.Struct, frozen=True):
         """How long fewer must have been enough."""
         return self.times * EXPECTED * late_cost * cold_start_s
 
-    def seen(self, now_s: float, count: int, asked: int, worth_s: float) -> RemovalPatience:
-        """With one more interval, in which ``asked`` were needed of a role that has ``count``.
+    def with_interval(self, now_s: float, count: int, asked: int, worth_s: float) -> RemovalPatience:
+        """The patience after one more interval, in which ``asked`` were needed of a role that has ``count``.
 
         ``worth_s``: an absence of that length has paid for itself.
         """
@@ -83,8 +83,8 @@ class RemovalPatience(msgspec.Struct, frozen=True):
         """Whether instances went so lately that nothing can be seen of it yet; an interval may be a little shorter."""
         return bool(self.before) and now_s - self.removed_s < (PAUSE - 0.5) * interval_s
 
-    def removed(self, now_s: float, count: int) -> RemovalPatience:
-        """Some of ``count`` instances go now."""
+    def with_removal(self, now_s: float, count: int) -> RemovalPatience:
+        """The patience after some of ``count`` instances went at ``now_s``."""
         return msgspec.structs.replace(self, removed_s=now_s, before=max(self.before, count))
 
 
@@ -93,8 +93,8 @@ def part(count: int, floor: int) -> int:
     return count - max(1, (count - floor) // PART) if count > floor else count
 
 
-def looked(looks: tuple[float, ...], demand: float) -> tuple[float, ...]:
-    """The last demands after that of one more interval; the oldest give way beyond ``LOOKS`` of them."""
+def append_demand(looks: tuple[float, ...], demand: float) -> tuple[float, ...]:
+    """The last demands with that of one more interval; the oldest give way beyond ``LOOKS`` of them."""
     return (*looks[-(LOOKS - 1) :], demand)
 
 
