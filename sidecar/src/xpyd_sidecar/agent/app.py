@@ -193,7 +193,7 @@ class Agent:
             self._ask_leader(True)
             return
         self._apply(DrainAsked())
-        self._draining.say(True)
+        self._draining.announce(True)
 
     def undrain(self) -> None:
         """Take the drain back, but for what other members have asked for."""
@@ -209,7 +209,7 @@ class Agent:
             return
         self._apply(UndrainAsked())
         self._drain_over = None
-        self._draining.say(False)
+        self._draining.announce(False)
 
     async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
         """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""

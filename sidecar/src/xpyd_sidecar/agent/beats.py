@@ -155,7 +155,7 @@ class Beats:
         try:
             link = _Link(view, self._context, self._keys[which], self._heartbeat_s, self._on_ack, which=which)
         except zmq.ZMQError as error:
-            if not resources.ours(error):
+            if not resources.is_own_lack(error):
                 raise
             self._warn(view.address, f"router {view.address} is told nothing yet: {resources.words(error)}")
             return

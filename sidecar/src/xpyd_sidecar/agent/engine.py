@@ -29,7 +29,7 @@ from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.pair_notes import PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
-from xpyd_sidecar.whole_answer import AnswerTooLong, whole
+from xpyd_sidecar.whole_answer import AnswerTooLong, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Probe:
         except TimeoutError:
             return "slow", f"{what} took longer than {HEALTH_TIMEOUT_S:g} s"
         except (aiohttp.ClientError, OSError, BadAnswer) as error:
-            if resources.ours(error):  # nobody was asked
+            if resources.is_own_lack(error):  # nobody was asked
                 return "slow", f"{what}: {_why(error)}"
             resources.refuse_lack(error)
             return "down", f"{what}: {_why(error)}"
@@ -293,7 +293,7 @@ class Probe:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.get(f"http://{door}{path}", timeout=timeout, allow_redirects=False) as answer:
             try:
-                return answer.status, await whole(answer.content, ANSWER_LIMIT)
+                return answer.status, await read_whole(answer.content, ANSWER_LIMIT)
             except AnswerTooLong as error:
                 raise BadAnswer(f"{path}: {error}") from None
 

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.waking import CALL_MAX
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.patience import GRACE_S, late, within
+from xpyd_sidecar.patience import GRACE_S, late, timeout_with_grace
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.admin import AdminPaths
 from xpyd_sidecar.router.endpoints.application import Paths
@@ -63,7 +63,7 @@ class RouterProcess:
             raise OurFault("run_router without a router section")
         self.files = resources.raise_files()
         """Files that this process may have open."""
-        room = resources.room(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
+        room = resources.open_limits(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
         config = msgspec.structs.replace(config, router=msgspec.structs.replace(
             config.router, max_in_flight=room.in_flight))
         assert config.router is not None
@@ -144,7 +144,7 @@ class RouterProcess:
         await asyncio.sleep(self._config.listen_on_s)
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):
-            async with within(self._config.drain_timeout_s):
+            async with timeout_with_grace(self._config.drain_timeout_s):
                 while self.context.servings or self.server.connections or self.server.opening:
                     await asyncio.sleep(0.02)
                     self.server.leave()

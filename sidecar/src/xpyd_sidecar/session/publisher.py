@@ -243,7 +243,7 @@ class Publisher:
             except BlockingIOError:
                 return
             except OSError as error:
-                if not resources.ours(error):
+                if not resources.is_own_lack(error):
                     continue  # accept(2): as if there was none
                 self._lack.add(error)
                 self._loop.watch(self._listener, 0, self._accept)

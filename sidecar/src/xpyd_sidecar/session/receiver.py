@@ -273,7 +273,7 @@ class Receiver:
             session = DecodeSession(self._me, self._loop, place, self._fetcher, told=self._told, ended=self._ended,
                                     chose=self._chose)
         except (OSError, ValueError) as error:
-            if resources.ours(error):
+            if resources.is_own_lack(error):
                 self._broken(want.ident, Outcome.OVERFLOW, f"decode cannot connect: {resources.words(error)}", final=True)
             else:
                 self._broken(want.ident, Outcome.PEER_LOST, f"{want.address}: {error}", final=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.patience import within
+from xpyd_sidecar.patience import timeout_with_grace
 from xpyd_sidecar.router.fleet import restarts
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.heartbeat_listener import Verdict
@@ -134,12 +134,12 @@ async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[Probed, 
     asked, since this process has no file, port or memory for a connection.
     """
     try:
-        async with within(timeout_s):
+        async with timeout_with_grace(timeout_s):
             return await _ask(address)
     except TimeoutError:
         return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
     except (OSError, ValueError, EOFError, Malformed) as error:
-        if isinstance(error, OSError) and resources.ours(error):
+        if isinstance(error, OSError) and resources.is_own_lack(error):
             raise resources.Lack(resources.words(error)) from None
         return Probed.DEAD, f"GET /health: {error}"
 

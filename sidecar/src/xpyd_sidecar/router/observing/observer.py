@@ -93,7 +93,7 @@ class AccessLine:
         return record.outcome if record.api else passed_outcome(record.outcome, record.ended_as)
 
     @staticmethod
-    def at(record: Record) -> float:
+    def timestamp(record: Record) -> float:
         """When it ended, in seconds since 1970."""
         return record.arrived_unix + record.last_at - record.arrived
 

@@ -80,7 +80,7 @@ class Serving(Sink):
         poison = self._context.poison
         if poison.alert and poison.comes(self):
             self._withheld = [lambda: self._on(None)]
-            self._reminder.at(self.exchange.deadline, self._began, self._on_time)
+            self._reminder.schedule(self.exchange.deadline, self._began, self._on_time)
         else:
             self._on(None)
 
@@ -217,7 +217,7 @@ class Serving(Sink):
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
-        self._reminder.at(self.exchange.deadline, now, self._on_time)
+        self._reminder.schedule(self.exchange.deadline, now, self._on_time)
         begun = not math.isnan(self.record.first_at)
         if begun and not self._reply.done and not self._gone:  # once it is done, the connection is another's
             self._reply.connection.holding.settle(self._asks.keeps)
@@ -274,7 +274,7 @@ class Serving(Sink):
             now, exchange = self._context.loop.time(), self.exchange
             for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            self._reminder.at(exchange.deadline, now, self._on_time)
+            self._reminder.schedule(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()

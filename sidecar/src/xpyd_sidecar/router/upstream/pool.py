@@ -20,7 +20,7 @@ from typing import Final
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
-from xpyd_sidecar.patience import Alarm, within
+from xpyd_sidecar.patience import Alarm, timeout_with_grace
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget
@@ -67,12 +67,12 @@ class EnginePool:
     async def connect(self, call: UpstreamCall) -> None:
         """Open a connection for a call."""
         try:
-            async with within(CONNECT_S):
+            async with timeout_with_grace(CONNECT_S):
                 connection = await self._connected(call)
         except TimeoutError:
             failed = FailureKind.REFUSED, FailureReason(f"no connection within {CONNECT_S:g} s")
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and resources.ours(error):
+            if isinstance(error, OSError) and resources.is_own_lack(error):
                 self.lacks.add(error)
                 failed = FailureKind.LACKING, FailureReason(resources.words(error))
             else:
@@ -93,7 +93,7 @@ class EnginePool:
                 _, connection = await self.loop.create_connection(lambda: EngineConnection(self, call.address), host, port)
             except OSError as error:
                 tries -= 1
-                if not tries or not resources.ours(error):
+                if not tries or not resources.is_own_lack(error):
                     raise
                 self.lacks.add(error)
                 await asyncio.sleep(LACKING_S)
