@@ -29,7 +29,7 @@ from xpyd_sidecar import curve, resources, sockets
 from xpyd_sidecar.agent.beat import KnownRouter
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat
+from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Beats:
         """What is known of each router, in order of address."""
         return tuple(self._links[address].view for address in sorted(self._links))
 
-    async def close(self, goodbye: Goodbye | None = None, linger_s: float = GOODBYE_LINGER_S) -> None:
+    async def close(self, goodbye: GoodbyeMessage | None = None, linger_s: float = GOODBYE_LINGER_S) -> None:
         """Say goodbye, wait for its acks for at most ``linger_s``, and close."""
         if goodbye is not None and self._links:
             text = msgspec.msgpack.encode(goodbye)

@@ -175,7 +175,7 @@ class Probe:
         found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=core, load=load)
         if not others:
             return found
-        doors = (self._config.advertised,) * len(ranks.own(self._config))
+        doors = (self._config.advertised_address,) * len(ranks.own(self._config))
         return msgspec.structs.replace(found, doors=doors + tuple(one.door for one in others for _ in one.control))
 
     async def _look(self, *, scrape: bool, others: Sequence[MemberRanks]) -> ProbeResult:
@@ -250,8 +250,8 @@ class Probe:
             logger.debug("the steps of the engine's core cannot be read: %s", error)
             return None, None
         found = [one for one in read if one is not None]
-        return (core_steps.together(found, incarnation, len(own)),
-                core_steps.prompts_together(found, incarnation, len(own)))
+        return (core_steps.sum_steps(found, incarnation, len(own)),
+                core_steps.sum_prompts(found, incarnation, len(own)))
 
     def _records(self, others: Sequence[MemberRanks]) -> tuple[tuple[EngineRecord, ...], str]:
         try:

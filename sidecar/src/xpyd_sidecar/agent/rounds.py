@@ -268,7 +268,7 @@ class Rounds:
         agent = self._config.agent
         assert agent is not None
         try:
-            found = ranks.read_ranks(self._run_dir, ranks.own(agent), agent.advertised)
+            found = ranks.read_ranks(self._run_dir, ranks.own(agent), agent.advertised_address)
         except (ValueError, OSError) as error:
             self._complain("ranks", f"engine record: {error}")
             return None

@@ -150,7 +150,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
+class GoodbyeMessage(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     """The last message: stop picking this instance now, do not wait for missed beats."""
 
     v: int
@@ -184,5 +184,5 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """It is not to be restarted now: another of its role is, or most of its role stands still."""
 
 
-Up = Heartbeat | Goodbye
+Up = Heartbeat | GoodbyeMessage
 """Agent to router."""

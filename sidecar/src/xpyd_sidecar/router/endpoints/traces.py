@@ -18,7 +18,7 @@ import zmq
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, TracedAnswer, Traces
+from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Clock, TracedAnswer, TraceQuery, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
@@ -156,7 +156,7 @@ class ClockExchange:
     def ask(self) -> None:
         """Ask once more."""
         self._asked_at = time.monotonic()
-        self._sock.send_multipart(messages.pack(Asked(() if self._left > 1 else self._transfers)))
+        self._sock.send_multipart(messages.pack(TraceQuery(() if self._left > 1 else self._transfers)))
 
     def hear(self) -> None:
         """Take an answer."""

@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.membership import GoodbyeMessage, Heartbeat, Up
 from xpyd_sidecar.router.api.failover_modes import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import heartbeat_validation
@@ -236,7 +236,7 @@ class Roster:
         self._changed()
         return out
 
-    def _on_goodbye(self, goodbye: Goodbye) -> list[Instruction]:
+    def _on_goodbye(self, goodbye: GoodbyeMessage) -> list[Instruction]:
         member = self._members.get(goodbye.instance)
         if member is None:
             return []
