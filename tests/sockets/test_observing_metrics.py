@@ -241,7 +241,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("tenant_tokens", "a", "prompt")
         metrics.audited(P1.instance, D1.instance, "equal", 0.0)
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
-        f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
+        f.router.server.count_refusal(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         found: dict[str, tuple[str, ...]] = {}

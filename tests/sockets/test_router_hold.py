@@ -252,13 +252,13 @@ async def test_comments_are_not_written_to_who_does_not_read(monkeypatch: pytest
     async with starting() as f:
         task = await send(f, body={"prompt": "x", "stream": True})
         (request,) = f.context.hold.waits.values()
-        before = request._reply.sent
+        before = request._reply.sent_bytes
         request.on_pause()
         f.context.hold.sweep(f.context.loop.time())
-        assert request._reply.sent == before
+        assert request._reply.sent_bytes == before
         request.on_resume()
         f.context.hold.sweep(f.context.loop.time())
-        assert request._reply.sent > before
+        assert request._reply.sent_bytes > before
         come(f, f.d[0])
         assert (await task).status == 200
 

@@ -139,7 +139,7 @@ async def test_a_form_waits_with_most_of_it_unread_and_arrives_whole() -> None:
         await f.wait(lambda: len(f.context.line) == 1, "it to wait")
         await asyncio.sleep(0.2)
         [waits] = f.context.line.waits.values()
-        assert f.router.server.bodies.held < 1 << 20, "what waits is not taken in"
+        assert f.router.server.bodies.held_bytes < 1 << 20, "what waits is not taken in"
         assert waits.cost == len(body) // 256
         assert len(taker.got) == 1
         taker.go.set()

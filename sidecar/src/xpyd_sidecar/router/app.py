@@ -105,8 +105,8 @@ class RouterProcess:
         vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
         vitals.gave_way = self.server.gave_way
         ledger = self.server.ledger
-        vitals.held = {kind.value: ledger.held(kind) for kind in HeldKind}
-        vitals.held[HeldKind.BODIES.value] = self.server.bodies.held  # the reserve for small ones, too
+        vitals.held = {kind.value: ledger.held_bytes(kind) for kind in HeldKind}
+        vitals.held[HeldKind.BODIES.value] = self.server.bodies.held_bytes  # the reserve for small ones, too
         vitals.accept_errors = self.server.accept_errors
         return vitals
 
@@ -173,7 +173,7 @@ class RouterProcess:
         turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake),
                                              lambda: self.server.sweep(self.awake),
                                              lambda: self.admin.sweep(self.awake),
-                                             self.members.look, self._client_keys.look]
+                                             self.members.look, self._client_keys.reload]
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)

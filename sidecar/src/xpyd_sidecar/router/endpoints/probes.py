@@ -23,14 +23,14 @@ class Probes:
 
     def health(self, _: HttpRequest, reply: Reply) -> None:
         """The process lives."""
-        reply.whole(200, _TEXT, b"ok\n")
+        reply.send_whole(200, _TEXT, b"ok\n")
 
     def ready(self, _: HttpRequest, reply: Reply) -> None:
         """It should get traffic, or why not."""
         if reason := self.not_ready():
-            reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
+            reply.send_whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
         else:
-            reply.whole(200, _TEXT, b"ready\n")
+            reply.send_whole(200, _TEXT, b"ready\n")
 
     def not_ready(self) -> str:
         """Why this router should get no traffic; empty when it should.
@@ -57,4 +57,4 @@ class Probes:
         if context.loop.time() >= self._metrics_until:
             self._metrics_page = context.observer.metrics.text()
             self._metrics_until = context.loop.time() + RENDERED_S
-        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
+        reply.send_whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)

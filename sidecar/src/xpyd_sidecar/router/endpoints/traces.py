@@ -39,7 +39,7 @@ ANSWER_MAX: Final = 16 << 20
 _JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
-def chosen(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
+def select_requests(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
     """Requests that a question is about (``last N``, ``slowest N`` or ``id WORD``; the last one where nothing is said), and
     transfers to ask engines for. Raises HttpFault: 400, with what would be right; 404, nothing is known of it.
     """
@@ -70,7 +70,7 @@ class Tracer:
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         """Begin to answer. Raises HttpFault: it is wrong, nothing is known of it, or another one is being answered."""
-        records, transfers = chosen(request.headers.get(HEADER.encode(), b""), self._context.observer.recent)
+        records, transfers = select_requests(request.headers.get(HEADER.encode(), b""), self._context.observer.recent)
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")
         answering = LaterReply(reply)
@@ -103,7 +103,7 @@ class Tracer:
                 answering.reply.fault(HttpFault(500, "the trace could not be made; the router's log says why"))
             return
         if not answering.gone:
-            answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
+            answering.reply.send_whole(200, _JSON, msgspec.json.encode(answer))
 
 
 def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tuple[TransferId, ...],
@@ -130,7 +130,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
         end = time.monotonic() + deadline_s
         while any(one.open for one in exchanges.values()) and (left := end - time.monotonic()) > 0:
             for sock, _ in poller.poll(1 + int(1000 * left)):
-                exchanges[sock].hear()
+                exchanges[sock].receive()
         silent |= {one.name: one.problem or f"no answer within {deadline_s:g} s" for one in exchanges.values()
                    if one.heard is None}
         return [one.heard for one in exchanges.values() if one.heard is not None], silent
@@ -158,8 +158,8 @@ class ClockExchange:
         self._asked_at = time.monotonic()
         self._sock.send_multipart(messages.pack(TraceQuery(() if self._left > 1 else self._transfers)))
 
-    def hear(self) -> None:
-        """Take an answer."""
+    def receive(self) -> None:
+        """Take the engine's answer to the latest question, and ask the next one."""
         parts = self._sock.recv_multipart()
         now = time.monotonic()
         told = _told(parts)

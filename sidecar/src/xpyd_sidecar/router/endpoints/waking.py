@@ -46,7 +46,7 @@ class WakeEndpoint:
         self._key = keys.derive(key, "admin call")
         self._poll_s = poll_s
         self._polls: dict[WakePoll, None] = {}
-        context.hold.on_waker = self.look
+        context.hold.on_waker = self.on_waker
 
     def __len__(self) -> int:
         """Polls that are open."""
@@ -72,8 +72,8 @@ class WakeEndpoint:
         poll.timer = context.loop.call_later(self._poll_s, self._end, poll)
         return poll
 
-    def look(self) -> None:
-        """Somebody is held, perhaps who may start instances."""
+    def on_waker(self) -> None:
+        """A request is held that may start instances: answer the polls that wait for one."""
         for poll in [each for each in self._polls if self._tells(each)]:
             self._end(poll)
 
@@ -100,5 +100,5 @@ class WakeEndpoint:
     def _answer(self, poll: WakePoll) -> None:
         body = msgspec.json.encode(WakeAnswer(self._context.name, self._context.hold.wakers))
         mac = signing.sign_answer(self._key, poll.signature, body).encode()
-        poll.reply.whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"),
-                               (signing.HEADER.lower().encode(), mac)], body)
+        poll.reply.send_whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"),
+                                    (signing.HEADER.lower().encode(), mac)], body)

@@ -30,7 +30,7 @@ from xpyd_sidecar.router.fleet.member import (
     by_message,
     by_probe,
 )
-from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, MalformedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[Probed, 
             return await _ask(address)
     except TimeoutError:
         return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
-    except (OSError, ValueError, EOFError, Malformed) as error:
+    except (OSError, ValueError, EOFError, MalformedMessage) as error:
         if isinstance(error, OSError) and resources.is_own_lack(error):
             raise resources.Lack(resources.words(error)) from None
         return Probed.DEAD, f"GET /health: {error}"

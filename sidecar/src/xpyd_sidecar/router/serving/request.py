@@ -343,7 +343,7 @@ class Serving(Sink):
             self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
         elif not self._gone:
             self._last_if_unread()
-            self._reply.whole(call.head.status, call.head.end_to_end(), body)
+            self._reply.send_whole(call.head.status, call.head.end_to_end(), body)
 
     def _shown_first(self) -> None:
         if math.isnan(self.record.first_at):

@@ -26,7 +26,7 @@ import re
 import msgspec
 
 from xpyd_sidecar.router.api.faults import FailureKind
-from xpyd_sidecar.router.http.wire import Malformed, ResponseHead
+from xpyd_sidecar.router.http.wire import MalformedMessage, ResponseHead
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import ABORT, EventStream
 
@@ -206,11 +206,11 @@ class OpaqueAnswer(EventStream):
     def feed(self, data: bytes) -> bytes:
         """What may be sent on: whole chunks, or bytes where the length is known or the client knows no chunks.
 
-        Raises Malformed: the framing is broken.
+        Raises MalformedMessage: the framing is broken.
         """
         if self._sized:
             if len(data) > self._left:
-                raise Malformed("bytes after the end of the body")
+                raise MalformedMessage("bytes after the end of the body")
             self._left -= len(data)
             body = out = data
             self.done = not self._left

@@ -16,7 +16,7 @@ import msgspec
 from xpyd_sidecar.accepting import descriptor_of
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
-from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
+from xpyd_sidecar.router.http.wire import HeadReader, MalformedMessage, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.stream.events import EventStream
 
@@ -252,10 +252,10 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
                 self._body.feed(data)
                 if self._body.done:
                     self._finish(call, self._body.take())
-        except Malformed as error:
+        except MalformedMessage as error:
             self._break_off(error)
 
-    def _break_off(self, error: Malformed) -> None:
+    def _break_off(self, error: MalformedMessage) -> None:
         """What came cannot be read."""
         call, self._call = self._call, None
         self.drop()
