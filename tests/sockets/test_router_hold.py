@@ -80,7 +80,8 @@ async def test_every_path_that_engines_answer_is_held(path: str, body: dict[str,
 
 async def test_nobody_is_held_where_nobody_is_expected() -> None:
     async with fleet(0, 0, hold_s=LONG_S) as f:
-        await f.wait(lambda: f.context.roster.listened(f.context.loop.time()), "the time of agents that knew this router")
+        await f.wait(lambda: f.context.roster.has_waited_for_agents(f.context.loop.time()),
+                     "the time of agents that knew this router")
         answer = await f.complete()
         assert (answer.status, answer.json["error"]["message"]) == (503, "no decode instance is known")
 

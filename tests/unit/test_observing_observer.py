@@ -11,7 +11,7 @@ from records import pair, record
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.member import HealthResult, RosterChange
 from xpyd_sidecar.router.fleet.roster import InstanceName, Roster
 from xpyd_sidecar.router.observing import observer as ob
 
@@ -94,8 +94,8 @@ def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
 
 def test_changes_and_probes_reach_metrics_and_history(clock: Clock) -> None:
     observer = observed()
-    observer.changed(Changed(InstanceName("d1"), "evicted: silent", "evicted"))
-    observer.probed(Probed.DEAD)
+    observer.changed(RosterChange(InstanceName("d1"), "evicted: silent", "evicted"))
+    observer.probed(HealthResult.DEAD)
     seen = fleet(observer).changes
     assert [(each.at, each.instance, each.what) for each in seen] == [(clock.now, "d1", "evicted: silent")]
     text = observer.metrics.text().decode()

@@ -363,7 +363,7 @@ async def outcome(script: Script, monkeypatch: pytest.MonkeyPatch, *, known: boo
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     world = World(script)
     monkeypatch.setattr(world.context.watch, "suspect", lambda target, _: world.doubted.append(target.instance))
-    monkeypatch.setattr(world.context.watch, "doubt", lambda target: world.doubted.append(target.instance))
+    monkeypatch.setattr(world.context.watch, "request_probe", lambda target: world.doubted.append(target.instance))
     return await Play(world, script).run(known=known), world
 
 

@@ -120,7 +120,7 @@ class Fleet:
                 told = Heartbeat(WIRE_VERSION, ServiceName("qwen"), name, self.beats, Role.PREFILL, 0, State.READY,
                                  AgentId("a"), load=load)
                 for view in self.views:
-                    view[index].hear(now, told)
+                    view[index].take_beat(now, told)
 
     def serve(self, now: float, router: int, blocks: list[int]) -> tuple[int, float]:
         """Blocks that were held, and seconds until the first token."""

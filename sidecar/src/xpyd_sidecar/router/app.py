@@ -173,7 +173,7 @@ class RouterProcess:
         turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake),
                                              lambda: self.server.sweep(self.awake),
                                              lambda: self.admin.sweep(self.awake),
-                                             self.members.look, self._client_keys.reload]
+                                             self.members.read_messages, self._client_keys.reload]
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)

@@ -45,7 +45,7 @@ class Probes:
             return "the router is stopping"
         now, roster = context.loop.time(), context.roster
         beside = context.config.beside_engine
-        if not (roster.listened(now) if beside else roster.settled(now)):
+        if not (roster.has_waited_for_agents(now) if beside else roster.is_settled(now)):
             return "the roster is not settled: agents may not have found this router yet"
         if not beside and not context.standby.enabled and not roster.pickable(Role.DECODE):
             return roster.why_not(Role.DECODE)

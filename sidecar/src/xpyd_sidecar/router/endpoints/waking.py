@@ -59,7 +59,7 @@ class WakeEndpoint:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise HttpFault(400, f"no call that a router knows: {error}", code="bad_wake") from None
         context = self._context
-        context.standby.told(call, context.loop.time())
+        context.standby.on_call(call, context.loop.time())
         context.hold.changed()
         signature = request.headers.get(signing.HEADER.lower().encode(), b"").decode("latin-1")
         poll = WakePoll(self, reply, call, signature)

@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceNa
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.paths import Route, RouteKind
-from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.member import HealthResult, RosterChange
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
@@ -251,12 +251,12 @@ class RouterObserver:
 
     # ---- instances (watch.FleetWatch)
 
-    def changed(self, change: Changed) -> None:
+    def changed(self, change: RosterChange) -> None:
         """The roster changed."""
         self.metrics.count("roster_changes", change.kind)
         self.history.changed(time(), change.instance, change.what)
 
-    def probed(self, result: Probed) -> None:
+    def probed(self, result: HealthResult) -> None:
         """A health probe ended."""
         self.metrics.count("probes", result.value)
 
@@ -281,7 +281,7 @@ class RouterObserver:
             return round(total / over, 4)
 
         return Fleet(
-            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
+            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.is_settled(now),
             instances=tuple(msgspec.structs.replace(
                 each, served_s=round(served[each.instance] / over, 4),
                 intake=self.intakes.rates(each.instance, each.incarnation),

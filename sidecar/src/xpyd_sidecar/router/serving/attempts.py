@@ -295,7 +295,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         for leg in list(self.values()):
             bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
             if now - max(leg.call.last_at, awake) > bound:
-                self._context.watch.doubt(leg.send.target)
+                self._context.watch.request_probe(leg.send.target)
 
     def left(self, leg: OpenAttempt) -> None:
         """It was to be left for another one, since it was silent; it was not, where it is open still."""

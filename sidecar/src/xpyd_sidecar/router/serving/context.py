@@ -120,7 +120,7 @@ class RequestContext:
 
     def terms(self) -> SamplingTerms:
         """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
-        told = self.roster.told()
+        told = self.roster.engine_defaults()
         if told is not self._terms.told:
             self._terms = SamplingTerms(self._terms.sampled, told)
         return self._terms

@@ -150,7 +150,7 @@ class Hold(AdmissionQueue):
         """Whether a request is to be held now."""
         role = self.missing(asked.alone)
         return (role is not None and self._timeout_s > 0 and not (self.closed or asked.once or asked.held)
-                and self._expected.expected(role, self._loop.time(), wakes=asked.wakes or self.wakers > 0))
+                and self._expected.expects(role, self._loop.time(), wakes=asked.wakes or self.wakers > 0))
 
     def refusal(self, asked: Holdable) -> str:
         """Why a request that is not held has nobody, where instances are started for others; empty: no more is known."""
@@ -197,10 +197,10 @@ class Hold(AdmissionQueue):
 
     def sweep(self, now: float) -> None:
         """Called every second: refuse whom nobody is expected for any more, and let streams hear of it that they wait."""
-        self._expected.look(now)
+        self._expected.update(now)
         wakes = self.wakers > 0
         lost = {alone: role for alone in (False, True) if (role := self.missing(alone)) is not None
-                and not self._expected.expected(role, now, wakes=wakes)}
+                and not self._expected.expects(role, now, wakes=wakes)}
         sleeps = not wakes and self._expected.standby.asleep(now)
         for request in list(self.waits.values()):
             if (role := lost.get(request.alone)) is not None:
@@ -212,7 +212,7 @@ class Hold(AdmissionQueue):
 
     def _look(self) -> None:
         self._looks = False
-        self._expected.look(self._loop.time())
+        self._expected.update(self._loop.time())
         self.moved()
 
     def _out(self, number: int) -> QueuedRequest:

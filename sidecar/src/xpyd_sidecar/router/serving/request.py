@@ -157,7 +157,7 @@ class Serving(Sink):
         if leg is not None and (failed or status >= 500):
             self.legs.blame(leg, "an answer was aborted" if failed else f"it answered {status}")
             self._broke(leg)
-            self._context.watch.doubt(leg.send.target)
+            self._context.watch.request_probe(leg.send.target)
         return leg
 
     def _answered(self, call: UpstreamCall, body: bytes, *, aborted: bool) -> None:
@@ -178,7 +178,7 @@ class Serving(Sink):
             if kind is FailureKind.REFUSED:
                 self._context.watch.suspect(leg.send.target, reason.full)
             elif kind is not FailureKind.LACKING:
-                self._context.watch.doubt(leg.send.target)
+                self._context.watch.request_probe(leg.send.target)
         self._failed(call.tag, kind, reason)
 
     def _failed(self, leg: int, kind: FailureKind, reason: FailureReason) -> None:
