@@ -123,7 +123,7 @@ class World:
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         context.via = b"1.1 xpyd-router"
         self.clock = context.loop = context.pool.loop = context.line._loop = Clock()  # type: ignore[assignment]
-        context.hold._loop = context.farewells._loop = self.clock  # type: ignore[assignment]
+        context.hold._loop = context.cancel_notices._loop = self.clock  # type: ignore[assignment]
         paths = Paths(context, Keys(), Probes(context))  # type: ignore[arg-type]
         self.server = Server(paths, RequestBounds(1 << 16, 1 << 20, 30.0), connect=connection.ClientConnection)
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
@@ -177,7 +177,7 @@ class World:
                 "open": len(context.servings), "in flight": [(m.name, m.in_flight) for m in context.roster.members()],
                 "states": [(m.name, m.state) for m in context.roster.members()],
                 "idle": {name: len(idle) for name, idle in context.pool._idle.items() if idle},
-                "doubted": self.doubted, "farewells": len(context.farewells),
+                "doubted": self.doubted, "farewells": len(context.cancel_notices),
                 "in all": context.observer.metrics.in_flight}
 
 

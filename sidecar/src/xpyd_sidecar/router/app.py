@@ -177,7 +177,7 @@ class RouterProcess:
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)
-            self._vitals.lagged((now := loop.time()) - due)
+            self._vitals.count_lag((now := loop.time()) - due)
             if late(now, due):
                 if now - due > STANDSTILL_S:
                     self.awake = now

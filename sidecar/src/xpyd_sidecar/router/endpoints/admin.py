@@ -126,7 +126,7 @@ class AdminPaths:
         self._admin.require(request, reply)
         observer = self._context.observer
         observer.settle()
-        reply.send_whole(200, _JSON, msgspec.json.encode(observer.sample.told(self._context.service, time.time())))
+        reply.send_whole(200, _JSON, msgspec.json.encode(observer.sample.pack(self._context.service, time.time())))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         self._admin.require(request, reply)
@@ -143,6 +143,6 @@ class AdminPaths:
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
             raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        rows = self._context.observer.history.since(int(since))
+        rows = self._context.observer.history.rows_since(int(since))
         data = Data(round(time.time(), 3), COLUMNS, rows, fleet_of(self._context))
         reply.send_whole(200, [*_JSON, (b"cache-control", b"no-store"), *_GUARD], msgspec.json.encode(data))

@@ -116,8 +116,8 @@ class Paths:
                 reply.close = True  # the rest of its body will not be read
             if route is not None:
                 tenant = self._client_keys.tenant(request.headers)
-                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message,
-                                                tenant="" if tenant is None else tenant.name)
+                self._context.observer.on_unserved(route, request.request_id, fault.outcome, fault.status, fault.message,
+                                                   tenant="" if tenant is None else tenant.name)
             raise
         return self._get.get(request.path, self._model)(request, reply)
 

@@ -46,7 +46,7 @@ def select_requests(header: bytes, recent: Sequence[Record]) -> tuple[list[Recor
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
     if which in {"last", "slowest"} and word.isdecimal() and len(word) < 10 and 0 < int(word) <= ASK_MAX:
-        records = timeline.found(recent, which, int(word))
+        records = timeline.select(recent, which, int(word))
     elif which == "id" and word:
         records = [record for record in recent if word in {record.request_id, record.transfer}][-1:]
         if not records and TRANSFER_ID.fullmatch(word):
@@ -93,8 +93,9 @@ class Tracer:
             heard, silent = await asyncio.to_thread(ask, self._key, dict(engines), transfers) if transfers else ([], {})
             silent |= dict.fromkeys(gone, "it is gone")
             known = {record.transfer for record in records}
-            others = [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
-            lines = [timeline.of(record, heard) for record in records] + [line for line in others if line is not None]
+            others = [timeline.of_transfer(transfer, heard) for transfer in transfers if transfer not in known]
+            lines = [timeline.of_request(record, heard) for record in records]
+            lines += [line for line in others if line is not None]
             answer = Traces(context.service, context.name, len(context.observer.recent), tuple(lines),
                             tuple(Clock(one.told.instance, round(one.within_s, 6)) for one in heard), silent)
         except Exception:

@@ -53,8 +53,8 @@ class TrafficSample:
             self._rest[place * COLUMNS:(place + 1) * COLUMNS] = array("f", row)
             self._next = (place + 1) % self._most
 
-    def told(self, service: ServiceName, now: float) -> PackedSample:
-        """As it is now. ``now``: seconds since 1970."""
+    def pack(self, service: ServiceName, now: float) -> PackedSample:
+        """The sample as it is now, packed. ``now``: seconds since 1970."""
         begins = max(now - HOUR_S, self._since, self._lost_at)
         return PackedSample(service, begins, now, pack_numbers(self._at), pack_numbers(self._rest))
 

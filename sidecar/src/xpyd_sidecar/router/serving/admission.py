@@ -106,8 +106,8 @@ class Accepted(NamedTuple):
         tenancy = self.asks.tenancy
         if tenancy is not None:
             tenancy.end(self.context.loop.time())
-        self.context.observer.unserved(self.route, self.request.request_id, *ended,
-                                       tenant="" if tenancy is None else tenancy.tenant.name)
+        self.context.observer.on_unserved(self.route, self.request.request_id, *ended,
+                                          tenant="" if tenancy is None else tenancy.tenant.name)
 
     @property
     def key(self) -> str:
@@ -189,7 +189,7 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
         record.prompt_size = picks.tokens
-        context.observer.opened(record.prompt_size, record.skips)
+        context.observer.on_opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
     return serving

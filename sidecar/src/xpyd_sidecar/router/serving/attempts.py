@@ -254,7 +254,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         picks = self.picks
         uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
         if picks is not None and picks.stays:
-            context.observer.metrics.skipped(uncached)
+            context.observer.metrics.count_skipped_rest(uncached)
         self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, tokens - uncached,
                                       target.member.queued_tokens)
         target.member.queued_tokens += tokens
@@ -276,7 +276,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         if leg.send.role is Role.PREFILL:
             self._prefilled_at = member.heard_at
             if self._context.picker.holdings is not None and (actual := answers.cached_tokens(body)) >= 0:
-                self._context.observer.metrics.cached(leg.cached, actual)
+                self._context.observer.metrics.count_cached_tokens(leg.cached, actual)
         if self._asks.tenancy is not None and (leg.send.role is Role.PREFILL or leg.send.params is None):
             self._record.cached_tokens = answers.cached_tokens(body)
             self._asks.tenancy.note_prefill_usage(body)
@@ -378,7 +378,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         """
         send = leg.send
         if send.role is Role.DECODE and send.params is not None:
-            self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))
+            self._context.cancel_notices.send(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))
 
 
 def _computed(leg: OpenAttempt) -> None:

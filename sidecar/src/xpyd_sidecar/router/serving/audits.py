@@ -37,7 +37,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving.waiting import InFlightRequest
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,13 @@ _Rank = tuple[InstanceName, int | None]
 class Audits:
     """Those of one router process."""
 
-    def __init__(self, pool: EnginePool, farewells: Farewells, roster: Roster, share: float, *, calm: Callable[[], bool],
+    def __init__(self, pool: EnginePool, notices: CancelNotices, roster: Roster, share: float, *, calm: Callable[[], bool],
                  tell: Callable[[InstanceName, InstanceName, str, float], None]) -> None:
         """``share`` of the requests with KV from prefill that are audited, 0 to 1. ``calm``: whether this router has room
         for audits now. ``tell`` hears of each request that was chosen: prefill, decode, what was found or why nothing was,
         the difference or NaN.
         """
-        self.pool, self.farewells = pool, farewells
+        self.pool, self.notices = pool, notices
         self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._share = share
         self._chance = random.random
@@ -204,7 +204,7 @@ class _Audit(Sink):
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._audits.farewells.say(self.pair.decode, self._leg(Role.DECODE, None))
+                self._audits.notices.send(self.pair.decode, self._leg(Role.DECODE, None))
         self._audits.ended(self.pair, result, difference)
 
     # ---- call.Sink

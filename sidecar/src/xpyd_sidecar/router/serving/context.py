@@ -41,7 +41,7 @@ from xpyd_sidecar.router.serving.outlier_watch import OutlierWatch
 from xpyd_sidecar.router.serving.profiles import Profiles
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 NAMES_MAX = 1024
 """Names of models that a router remembers."""
@@ -87,7 +87,7 @@ class RequestContext:
         self.roster.on_change = self._changed
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
-        self.farewells = Farewells(self.loop, self.pool)
+        self.cancel_notices = CancelNotices(self.loop, self.pool)
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.standby = Standby(enabled=router.wakes)
         self.hold = Hold(self.loop, ExpectedInstances(self.roster, self.standby), hold_s=router.hold_s,
@@ -109,9 +109,9 @@ class RequestContext:
         self.observer.metrics.time = self.loop.time
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
-        self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
-                             tell=self.observer.audited) if router.audit else None
-        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
+        self.audits = Audits(self.pool, self.cancel_notices, self.roster, router.audit, calm=self._calm,
+                             tell=self.observer.on_audited) if router.audit else None
+        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.on_changed, self.observer.on_probed)
         self.outliers = OutlierWatch(config.instance, self.roster, self.watch, self.pool, hung=self._hung,
                                      stalled=self._stalled,
                                      note=lambda result: self.observer.metrics.count("canaries", result.value))
@@ -247,7 +247,7 @@ class RequestContext:
             self.audits.tick()
         if len(self.quotas):
             self.demand.share(now, time())
-        self.observer.turn()
+        self.observer.tick()
         for member in self.roster.members():
             member.work_since = math.inf
         self.servings.sweep(now, awake)

@@ -62,7 +62,7 @@ class Generation(Asks):
         self._terms = terms
         self._profile = profile
         begins = profile.begins
-        self.position: Position | None = None if begins is None else begins.anew()
+        self.position: Position | None = None if begins is None else begins.fresh_copy()
         """What the client has of a stream that can go on elsewhere."""
         self.speaks = profile.speaks
 
@@ -127,7 +127,7 @@ class Generation(Asks):
         if self._going is None or self.position is None:
             begins = self._profile.begins
             if begins is not None and self.position is not None and self.position.id:
-                self.position = begins.anew()  # that leg gave nothing to the client
+                self.position = begins.fresh_copy()  # that leg gave nothing to the client
             return stream_of(self.position, framed=framed)
         return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 
@@ -159,7 +159,7 @@ class Generation(Asks):
         position.prompt = token.prompt
         for event in token.events:
             position.note(event)
-        going = continuation.again(self._request, position, counts=False)
+        going = continuation.replay(self._request, position, counts=False)
         for stream in streams:
             if isinstance(stream, NotedStream):
                 stream.splice(Splicer(position, going))

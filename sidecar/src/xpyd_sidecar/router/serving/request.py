@@ -384,10 +384,10 @@ class Serving(Sink):
         self._withheld = None
         self._reminder.cancel()
         if context.poison.watching or context.poison.samples:
-            context.poison.closed(self, whole=record.whole)
+            context.poison.closed(self, whole=record.is_complete)
         self.legs.over(self._reply.connection)
         context.closed(self)
-        context.observer.over(record)
+        context.observer.on_over(record)
         if self.legs.trace is not None:
             self.legs.trace.end()
 

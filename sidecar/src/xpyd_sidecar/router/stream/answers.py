@@ -42,7 +42,7 @@ TAIL = 4 << 10
 _COUNT = {name: re.compile(rb'"%b_tokens":\s*([0-9]{1,15})' % name.encode()) for name in ("prompt", "completion")}
 
 
-class Spent(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """``usage``: completions and chats have the first two names, dialects the others."""
 
     prompt_tokens: int | None = None
@@ -71,7 +71,7 @@ def cached_tokens(body: bytes) -> int:
 
 
 class _Response(msgspec.Struct):
-    usage: Spent | None = None
+    usage: TokenUsage | None = None
 
 
 class _Event(_Response):
@@ -85,11 +85,11 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 def lengths(body: bytes) -> tuple[int, int]:
-    """``Spent.lengths`` of a whole completion or chat."""
+    """``TokenUsage.lengths`` of a whole completion or chat."""
     try:
-        return (_decode(body).usage or Spent()).lengths
+        return (_decode(body).usage or TokenUsage()).lengths
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Spent().lengths
+        return TokenUsage().lengths
 
 
 class AnswerReader:
