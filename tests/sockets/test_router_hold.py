@@ -323,7 +323,7 @@ async def test_a_request_is_held_once() -> None:
         come(f, f.d[0])
         start(f, f.d[0])  # before its turn came
         f.context.hold.missing = lambda _alone: None  # its turn comes all the same
-        f.context.hold.moved()
+        f.context.hold.schedule()
         await asyncio.sleep(0)
         answer = await asyncio.wait_for(task, 10.0)
         assert answer.status == 503

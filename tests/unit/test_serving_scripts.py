@@ -320,9 +320,9 @@ class Play:
         elif what in {"instance lost", "leaving"}:
             who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
             if what == "instance lost":
-                world.context.servings.lost(InstanceLost(*who, FailureReason("it was so")))
+                world.context.servings.on_lost(InstanceLost(*who, FailureReason("it was so")))
             else:
-                world.context.servings.leaving(InstanceLeaves(*who))
+                world.context.servings.on_leaving(InstanceLeaves(*who))
         elif what in {"later", "wait"}:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now

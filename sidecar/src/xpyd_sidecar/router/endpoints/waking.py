@@ -60,7 +60,7 @@ class WakeEndpoint:
             raise HttpFault(400, f"no call that a router knows: {error}", code="bad_wake") from None
         context = self._context
         context.standby.on_call(call, context.loop.time())
-        context.hold.changed()
+        context.hold.on_fleet_change()
         signature = request.headers.get(signing.HEADER.lower().encode(), b"").decode("latin-1")
         poll = WakePoll(self, reply, call, signature)
         if self._tells(poll):

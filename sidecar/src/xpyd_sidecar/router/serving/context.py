@@ -111,12 +111,12 @@ class RequestContext:
             self.observer.cached = self.picker.holdings.count
         self.audits = Audits(self.pool, self.cancel_notices, self.roster, router.audit, calm=self._calm,
                              tell=self.observer.on_audited) if router.audit else None
-        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.on_changed, self.observer.on_probed)
+        self.watch = FleetWatch(self.roster, self.servings.on_lost, self.observer.on_changed, self.observer.on_probed)
         self.outliers = OutlierWatch(config.instance, self.roster, self.watch, self.pool, hung=self._hung,
                                      stalled=self._stalled,
                                      note=lambda result: self.observer.metrics.count("canaries", result.value))
-        self.watch.on_leaving = self.servings.leaving
-        self.watch.on_verdict = self.poison.judged
+        self.watch.on_leaving = self.servings.on_leaving
+        self.watch.on_verdict = self.poison.on_verdict
 
     def terms(self) -> SamplingTerms:
         """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
@@ -143,7 +143,7 @@ class RequestContext:
         """Whether an instance has told which names it answers to, adapters among them: one that starts has not."""
         return any(one.also or (one.model and one.state is not State.STARTING) for one in self.roster.members())
 
-    def room(self, *, alone: bool) -> bool:
+    def has_room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
@@ -190,10 +190,10 @@ class RequestContext:
     def _changed(self) -> None:
         if self.standby.enabled and len(self._names) < NAMES_MAX:
             self._names.update(self.roster.names().listed)
-        self.profiles.doubt()
-        self.hold.changed()
+        self.profiles.invalidate()
+        self.hold.on_fleet_change()
 
-    def closed(self, one: InFlightRequest) -> None:
+    def on_closed(self, one: InFlightRequest) -> None:
         """A request is over."""
         if one in self.servings:
             self.servings.discard(one)
@@ -201,9 +201,9 @@ class RequestContext:
                 self.generating -= 1
                 self.used = self.loop.time()
         if self.audits is not None:
-            self.audits.over(one)
+            self.audits.on_over(one)
         if self.line.waits:
-            self.line.moved()
+            self.line.schedule()
 
     def _calm(self) -> bool:
         """Whether there is room for what nobody waits for."""
@@ -221,15 +221,15 @@ class RequestContext:
         member.in_flight -= 1
         member.ended += 1
         if self.line.waits:
-            self.line.moved()
+            self.line.schedule()
         if self.poison.held:
-            self.poison.moved()
+            self.poison.schedule()
 
     # ---- time
 
     def _stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
-        self.servings.stalled(instance, incarnation)
-        self.poison.stalled(instance, incarnation)
+        self.servings.on_stalled(instance, incarnation)
+        self.poison.on_stalled(instance, incarnation)
 
     def _hung(self) -> None:
         self.servings.sweep(self.loop.time(), self._awake)
@@ -239,7 +239,7 @@ class RequestContext:
         now, self._awake = self.loop.time(), awake
         self.watch.tick()
         self.rooms.look(now, self.roster.members())
-        self.line.moved()
+        self.line.schedule()
         self.hold.sweep(now)
         self.pool.sweep()
         self.poison.tick()

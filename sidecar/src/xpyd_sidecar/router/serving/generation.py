@@ -72,7 +72,7 @@ class Generation(Asks):
         return self._request
 
     @property
-    def course(self) -> GoesOn | None:
+    def resumable_stream(self) -> GoesOn | None:
         """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
         return None if self.position is None else self
 
@@ -139,7 +139,7 @@ class Generation(Asks):
         large = self._large
         return None if large is None or not large.taken else (large.answer.prompt_tokens, large.answer.tokens)
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """An engine answered 4xx: where a stream goes on it does not take token ids."""
         if self._going is not None and self.position is not None:
             self.position.forgets = True
@@ -152,7 +152,7 @@ class Generation(Asks):
         self._asked = self._going.request
         return ("continue" if self._going.keep else "replay"), position.tokens
 
-    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+    def on_first_token(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
         """Prefill's token goes to the client: decode's stream goes on behind it."""
         position = self.position
         assert position is not None
@@ -191,13 +191,13 @@ class Passthrough(Asks):
             self.skips, self.prompt = self._split.skips, self._split.prompt
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it goes without prefill."""
         return self._split is None or bool(self.skips)
 
     def reserves(self, body: int) -> int:
         """See ``Asks``: the body to each engine, and what waits for the first output."""
-        return body if self.alone else LEGS * body + MAX_EARLY
+        return body if self.decode_only else LEGS * body + MAX_EARLY
 
     @property
     def unread(self) -> bool:

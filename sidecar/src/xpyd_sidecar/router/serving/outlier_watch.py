@@ -1,7 +1,7 @@
 """What requests tell of instances, and what follows from it: who carries out ``fleet.outliers`` for one router.
 
-    a request ends ──over──▶ faults, suspicions ─▶ Outliers ──EjectInstance──▶ roster; of who hangs, legs move
-    a leg is silent ──suspect──────────────────▶         └──SendCanary──▶ canaries ──on_canary──▶ Outliers
+    a request ends ──on_over──▶ faults, suspicions ─▶ Outliers ──EjectInstance──▶ roster; of who hangs, legs move
+    a leg is silent ──suspect─────────────────────▶         └──SendCanary──▶ canaries ──on_canary──▶ Outliers
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OutlierWatch:
 
     # ---- what requests tell
 
-    def failed(self, target: EngineTarget) -> None:
+    def on_failed(self, target: EngineTarget) -> None:
         """A leg failed there, whoever is to blame."""
         member = self._roster.find(target.instance, target.incarnation)
         if member is not None:
@@ -68,8 +68,8 @@ class OutlierWatch:
         if member is not None:
             self._outliers.on_suspected(self._loop.time(), member)
 
-    def over(self, record: Record, sent: Mapping[Role, EngineTarget], blamed: Sequence[Blamed],
-             who: Callable[[], Hashable]) -> None:
+    def on_over(self, record: Record, sent: Mapping[Role, EngineTarget], blamed: Sequence[Blamed],
+                who: Callable[[], Hashable]) -> None:
         """A request has ended. ``sent``: where its last legs went. ``blamed``: its legs that failed. ``who``: whose it is,
         asked where one of them counts.
         """

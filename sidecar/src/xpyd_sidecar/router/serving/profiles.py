@@ -122,7 +122,7 @@ class Profiles:
             self._known[key] = profile
         return request, profile
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """The terms may be others from now on."""
         self._doubted = True
 

@@ -185,7 +185,7 @@ class Position(msgspec.Struct, eq=False):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another engine can go on (instructions.Course)."""
+        """Whether another engine can go on (instructions.ResumableStream)."""
         try:
             self.have()
         except (msgspec.DecodeError, ValueError, OverflowError):  # as in ``fold``
