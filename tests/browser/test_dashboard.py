@@ -173,8 +173,8 @@ async def test_names_and_reasons_are_shown_as_text_and_never_run(page: Page) -> 
         found["d0"].suspended = evil
         found["p0"].model = evil
         observer = s.fleet.context.observer
-        observer.refused("chat", evil, "unavailable", 503, evil)
-        observer.history.changed(1.0, evil, evil)
+        observer.on_refused("chat", evil, "unavailable", 503, evil)
+        observer.history.on_changed(1.0, evil, evil)
         await page.wait("#failures", lambda text: evil in text, "the reason as text")
         await page.wait("#changes", lambda text: evil in text, "the change as text")
         await page.wait("#fleet", lambda text: evil in text, "the name as text")

@@ -43,7 +43,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import duty, metrics
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
@@ -124,9 +124,9 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     until(lambda: not any(worker.store.used_bytes for worker in p.workers), p.clock)  # no step of p is made meanwhile
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
-    duty.write(p.folder, Duty(Role.DECODE, 2))
+    duty.write(p.folder, EngineRole(Role.DECODE, 2))
     until(lambda: not any(worker.store.made for worker in p.workers), p)
-    duty.write(p.folder, Duty(Role.PREFILL, 3))
+    duty.write(p.folder, EngineRole(Role.PREFILL, 3))
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [4, 5, 6])
     until(lambda: all(worker.store.used_bytes for worker in p.workers), p)  # the memory is made on a thread of its own
     silent(p, skip)

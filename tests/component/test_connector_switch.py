@@ -11,7 +11,7 @@ import pytest
 from connector_sides import Engine, decode_leg, idle, making, prefill_leg, request, until
 
 from xpyd_sidecar.contract import duty
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Role
 
 pytestmark = pytest.mark.timeout(300)
@@ -40,7 +40,7 @@ def loads(p: Engine, d: Engine, ours: Any) -> None:
 
 
 def becomes_decode(p: Engine) -> None:
-    duty.write(p.folder, Duty(Role.DECODE, 2))
+    duty.write(p.folder, EngineRole(Role.DECODE, 2))
     until(lambda: all(worker.store._spare for worker in p.workers), p)
 
 

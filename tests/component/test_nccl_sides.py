@@ -21,7 +21,7 @@ from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.packing import PackedArray, Stretch
 from xpyd_sidecar.kv.selection import Piece
-from xpyd_sidecar.kv.session_bodies import Able, FetchBytes, Gpu, Group, LinkWelcome, Sent
+from xpyd_sidecar.kv.session_bodies import Able, FetchBytes, FetchSent, Gpu, Group, LinkWelcome
 from xpyd_sidecar.kv.wire import NO_TRY, Frame, FrameKind
 from xpyd_sidecar.transport.links import FetchLink, FetchOrder
 from xpyd_sidecar.transport.nccl.driver import Message
@@ -149,7 +149,7 @@ def test_prefill_sends_what_a_fetch_in_its_group_asks_for_and_holds_the_copy_unt
     one = Serving()
     group = one.grouped()
     one.fetch(group, (bodies.Comb(1024, 100), bodies.Comb(1200, 10, 20, 3)), (bodies.Comb(2000, 300),))
-    assert one.session.said[-1] == (FrameKind.SENT, Sent(3, there=True))
+    assert one.session.said[-1] == (FrameKind.SENT, FetchSent(3, there=True))
     ((number, message),) = one.hub.given
     assert (number, message.size) == (group, 256 + 512)
     assert [(at, bytes(view)) for at, view in message.spans] == [
@@ -178,7 +178,7 @@ def test_copies_are_held_until_the_group_is_over_whatever_has_become_of_the_sess
 def test_a_manifest_that_is_not_there_any_more_is_answered_with_as_many_zeros() -> None:
     one = Serving()
     one.fetch(one.grouped(), (bodies.Comb(1024, 300),), manifest=8)
-    assert one.session.said[-1] == (FrameKind.SENT, Sent(3, there=False))
+    assert one.session.said[-1] == (FrameKind.SENT, FetchSent(3, there=False))
     ((_, message),) = one.hub.given
     assert (message.size, list(message.spans)) == (512, [])
     one.link.on_moved(message)  # type: ignore[attr-defined]
@@ -370,14 +370,14 @@ def test_a_fetch_is_answered_when_it_has_come_and_prefill_has_said_what_it_is(fi
     one.grouped()
     one.link.on_posted(one.message(1))
     if first == "said":
-        one.session.hears(FrameKind.SENT, Sent(1, there))
+        one.session.hears(FrameKind.SENT, FetchSent(1, there))
     else:
         one.link.on_moved(one.message(1))
     assert one.answers == ([], [])
     if first == "said":
         one.link.on_moved(one.message(1))
     else:
-        one.session.hears(FrameKind.SENT, Sent(1, there))
+        one.session.hears(FrameKind.SENT, FetchSent(1, there))
     assert one.answers == (([1], []) if there else ([], [1]))
     assert one.looked_for == {1: "device"}
 
@@ -393,9 +393,9 @@ def test_what_prefill_says_out_of_turn_ends_the_session() -> None:
         two.link.on_posted(two.message(1))
         two.link.on_posted(two.message(2))
         if number == 1:
-            two.session.hears(FrameKind.SENT, Sent(1, there=True))
+            two.session.hears(FrameKind.SENT, FetchSent(1, there=True))
         with pytest.raises(ProtocolError, match=f"sends fetch {number} in a group, which is not the next"):
-            two.session.hears(FrameKind.SENT, Sent(number, there=True))
+            two.session.hears(FrameKind.SENT, FetchSent(number, there=True))
     three = Fetching()
     three.fetch(1)
     three.grouped(theirs=5)
@@ -412,7 +412,7 @@ def test_a_group_that_ends_with_fetches_under_way_ends_the_session_and_they_are_
     group = one.grouped()
     for number in (1, 2):
         one.link.on_posted(one.message(number))
-    one.session.hears(FrameKind.SENT, Sent(1, there=True))
+    one.session.hears(FrameKind.SENT, FetchSent(1, there=True))
     one.link.on_moved(one.message(1))
     if by == "prefill":
         one.session.hears(FrameKind.UNGROUP, Group(5, reason="remote error"))
@@ -438,7 +438,7 @@ def test_a_group_that_ends_when_all_has_come_costs_nothing() -> None:
     one.link.on_moved(one.message(1))
     one.link.on_group_lost(group, "idle")
     assert one.session.errors == []
-    one.session.hears(FrameKind.SENT, Sent(1, there=True))
+    one.session.hears(FrameKind.SENT, FetchSent(1, there=True))
     assert one.answers == ([1], [])
 
 
@@ -454,7 +454,7 @@ def test_a_group_that_ends_before_prefill_has_heard_of_a_fetch_costs_nothing() -
     one.grouped(theirs=6)
     for message in [message for _, message in one.hub.given[2:]]:
         one.link.on_posted(message)
-        one.session.hears(FrameKind.SENT, Sent(message.tag.order.number, there=True))
+        one.session.hears(FrameKind.SENT, FetchSent(message.tag.order.number, there=True))
         one.link.on_moved(message)
     assert one.answers == ([1, 2], [])
 
@@ -601,7 +601,7 @@ class Life:
         if self.sends and not self.one.session.errors:
             number = self.sends.popleft()
             self.there[number] = flag
-            self.one.session.hears(FrameKind.SENT, Sent(number, flag))
+            self.one.session.hears(FrameKind.SENT, FetchSent(number, flag))
 
     def come(self, flag: bool) -> None:
         if self.state == "open" and self.launched and self.given[0].tag.asked:

@@ -24,7 +24,7 @@ from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import adapters, assignment, duty, keys, signing
 from xpyd_sidecar.contract.adapters import Adapter, AdapterReport, AdapterState
 from xpyd_sidecar.contract.assignment import Assignment
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import HostPort, Role, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
@@ -303,7 +303,7 @@ async def test_a_role_is_taken_at_once_and_kept_for_the_next_agent(running: Runn
     beat = await running.router.wait_beat(lambda beat: beat.role is Role.PREFILL)
     assert (beat.epoch, beat.state, beat.incarnation) == (2, State.READY, "a" * 32)
     assert assignment.read(running.run_dir / assignment.KEPT) == Assignment(Role.PREFILL, 2)
-    assert duty.read(running.run_dir) == Duty(Role.PREFILL, 2)
+    assert duty.read(running.run_dir) == EngineRole(Role.PREFILL, 2)
     assert (await post(running, "/role", {"role": "prefill", "epoch": 2}))[0] == 200, "told again"
     seen = len(running.router.beats)
     await running.end()

@@ -10,7 +10,7 @@ import pytest
 from control_ends import End, connected_sockets, on, wait_until
 
 from xpyd_sidecar.errors import AuthError, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv.manifests import Sums, Taken
+from xpyd_sidecar.kv.manifests import ManifestTaken, Sums
 from xpyd_sidecar.kv.session_keys import Sealing
 from xpyd_sidecar.kv.wire import BODY_MAX, Frame, FrameKind
 from xpyd_sidecar.session import control_connection
@@ -41,7 +41,7 @@ def ends(loop: Loop) -> Iterator[tuple[End, End]]:
 def test_frames_come_as_they_were_said_in_both_directions(loop: Loop, ends: tuple[End, End]) -> None:
     one, other = ends
     sums = Sums(7, bytes(900_000))
-    on(loop, lambda: [one.link.send(FrameKind.SUMS, sums), one.link.send(FrameKind.TAKEN, Taken(3))])
+    on(loop, lambda: [one.link.send(FrameKind.SUMS, sums), one.link.send(FrameKind.TAKEN, ManifestTaken(3))])
     on(loop, lambda: other.link.send(FrameKind.PING))
     wait_until(lambda: len(other.frames) == 2 and one.frames)
     assert [frame.kind for frame in other.frames] == [FrameKind.SUMS, FrameKind.TAKEN]
@@ -59,7 +59,7 @@ def test_what_its_owner_raises_ends_it_before_the_next_frame(loop: Loop, ends: t
         raise wrong
 
     other.heard = hear
-    on(loop, lambda: [one.link.send(FrameKind.PING), one.link.send(FrameKind.TAKEN, Taken(3))])
+    on(loop, lambda: [one.link.send(FrameKind.PING), one.link.send(FrameKind.TAKEN, ManifestTaken(3))])
     wait_until(lambda: other.errors and one.errors)
     assert heard == [FrameKind.PING]
     assert [type(error) for error in other.errors] == [ProtocolError if isinstance(wrong, PeerError) else PeerGone]
@@ -80,7 +80,7 @@ def test_last_words_leave_before_it_is_closed(loop: Loop, ends: tuple[End, End])
     one, other = ends
 
     def refuse() -> None:
-        one.link.send(FrameKind.TAKEN, Taken(9))
+        one.link.send(FrameKind.TAKEN, ManifestTaken(9))
         one.link.close(PeerGone("peer", "over"))
 
     on(loop, refuse)

@@ -94,7 +94,7 @@ async def test_beside_an_engine_a_router_is_ready_without_members_once_it_has_li
         assert (await f.get("/ready")).status == 503
     async with fleet(0, 0, beside_engine=True) as f:
         await f.wait(lambda: f.router.probes.not_ready() == "", "a router that has listened")
-        assert not f.context.roster.settled(f.context.loop.time())
+        assert not f.context.roster.is_settled(f.context.loop.time())
         f.router.turn_away(True)
         answer = await f.get("/ready")
         assert (answer.status, answer.headers["connection"]) == (503, "close")

@@ -65,7 +65,7 @@ async def test_data_is_the_fleet_and_the_seconds_that_are_new() -> None:
         await f.complete(stream=True)
         await f.wait_quiet()
         history = f.context.observer.history
-        await f.wait(lambda: sum(row[1] or 0 for row in history.since(0)) == 2, "the seconds of both are over")
+        await f.wait(lambda: sum(row[1] or 0 for row in history.rows_since(0)) == 2, "the seconds of both are over")
         data = (await f.ask("/dashboard/data", headers=ADMIN)).json
         rows = [dict(zip(data["columns"], second, strict=True)) for second in data["seconds"]]
         assert sum(row["done"] for row in rows) == data["fleet"]["requests_total"] == 2

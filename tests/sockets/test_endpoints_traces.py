@@ -17,7 +17,7 @@ from router_fleet import KEY, Answer, RouterFleet, fleet, read_answer
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import Attempt, HostPort, InstanceName, TransferId
-from xpyd_sidecar.contract.timeline import HEADER, Asked, Notes, TracedAnswer, Traces
+from xpyd_sidecar.contract.timeline import HEADER, Notes, TracedAnswer, TraceQuery, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Control, Reject
@@ -43,7 +43,7 @@ class Control_:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def answer(self, asked: Asked) -> Control:
+    def answer(self, asked: TraceQuery) -> Control:
         if self.kind == "refuses":
             return Reject(Outcome.PROTOCOL, "control message: Invalid value 'trace'")
         now = time.monotonic() + AHEAD_S
@@ -56,7 +56,7 @@ class Control_:
             if self._socket.poll(20):
                 peer, _, body = self._socket.recv_multipart()
                 asked = messages.unpack(body)
-                assert isinstance(asked, Asked)
+                assert isinstance(asked, TraceQuery)
                 self.asked.append(asked.transfers)
                 if self.kind != "silent":
                     self._socket.send_multipart([peer, *messages.pack(self.answer(asked))])

@@ -15,7 +15,7 @@ import pytest
 
 from xpyd_sidecar.broadcast.errors import ReaderStuck
 from xpyd_sidecar.contract import duty, keys
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.engine import worker_rpc as crew_module
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc, WorkerRpcServer
@@ -101,11 +101,11 @@ def test_all_workers_let_go_of_a_dead_peers_transfers(team: Team) -> None:
 def test_workers_are_told_what_the_engine_is_for_and_what_they_hold_is_said(
         team: Team, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    duty.write(tmp_path, Duty(Role.PREFILL, 1))
+    duty.write(tmp_path, EngineRole(Role.PREFILL, 1))
     team.join()
     wait_for(lambda: [set(roles) for roles in team.roles] == [{Role.PREFILL}] * 2)
     team.held[1] = {"kept": 4096, "pool": 0}
-    duty.write(tmp_path, Duty(Role.DECODE, 2, draining=True))
+    duty.write(tmp_path, EngineRole(Role.DECODE, 2, draining=True))
     wait_for(lambda: "decode of epoch 2, draining; workers hold {'rank 1': {'kept': 4096, 'pool': 0}}" in caplog.text)
     team.held[1] = {"kept": 0, "pool": 0}
     wait_for(lambda: "decode of epoch 2, draining; workers hold nothing" in caplog.text)
@@ -178,7 +178,7 @@ def test_a_call_that_raises_on_one_worker_is_named_once_and_made_again(team: Tea
         return told(role)
 
     hand._duty = raising
-    duty.write(tmp_path, Duty(Role.PREFILL, 1))
+    duty.write(tmp_path, EngineRole(Role.PREFILL, 1))
     wait_for(lambda: len(team.roles[0]) >= 4 and len(team.roles[1]) >= 1)  # as often as one has failed, and once more
     assert len(failed) == 3
     assert caplog.text.count("xpyd: worker rank 1: duty raised RuntimeError: CUDA error: out of memory") == 1
@@ -232,9 +232,9 @@ def test_workers_are_called_again_after_a_call_that_failed(team: Team, tmp_path:
             return told(role)
 
         hand._duty = raising
-    duty.write(tmp_path, Duty(Role.PREFILL, 1))
+    duty.write(tmp_path, EngineRole(Role.PREFILL, 1))
     wait_for(lambda: bool(failed))
-    duty.write(tmp_path, Duty(Role.DECODE, 2))
+    duty.write(tmp_path, EngineRole(Role.DECODE, 2))
     wait_for(lambda: Role.DECODE in team.roles[1] or not team.crew._ready)
     assert Role.DECODE in team.roles[1]
 

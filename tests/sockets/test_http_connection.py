@@ -47,7 +47,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         await s.wait(lambda: bool(s.app.later))
         await asyncio.sleep(0.02)
         assert len(s.app.requests) == 1, "the next one waits for the answer to the first"
-        s.app.later[0].reply.whole(200, [], b"first")
+        s.app.later[0].reply.send_whole(200, [], b"first")
         bodies = [(await read_answer(reader)).body for _ in range(7)]
         assert bodies == [b"first", *(b"POST /echo %d" % i for i in range(2, 8))]
         writer.transport.abort()
@@ -63,7 +63,7 @@ async def test_a_flood_of_pipelined_requests_is_held_back_and_then_answered() ->
         await asyncio.sleep(0.1)
         [connection] = s.server.connections
         assert len(connection._queue) < 200
-        s.app.later[0].reply.whole(200, [], b"")
+        s.app.later[0].reply.send_whole(200, [], b"")
         async with asyncio.timeout(30):
             for _ in range(301):
                 assert (await read_answer(reader)).status == 200
@@ -134,7 +134,7 @@ async def test_expect_100_continue() -> None:
         head = b"POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
         writer.write(request_bytes("/later") + head)
         await s.wait(lambda: bool(s.app.later))
-        s.app.later[0].reply.whole(200, [], b"first")
+        s.app.later[0].reply.send_whole(200, [], b"first")
         assert (await read_answer(reader)).body == b"first", "100 Continue never comes before an earlier answer"
         assert (await read_answer(reader)).status == 100
         writer.write(b"ok")
@@ -218,7 +218,7 @@ async def test_a_client_that_goes_is_noticed() -> None:
         await s.wait(lambda: bool(s.app.later))
         writer.close()
         await s.wait(lambda: s.app.later[0].gone)
-        s.app.later[0].reply.whole(200, [], b"to nobody")
+        s.app.later[0].reply.send_whole(200, [], b"to nobody")
         assert not s.server.connections
         assert await at_end(reader)
 
@@ -297,7 +297,7 @@ async def test_a_request_between_two_looks_at_an_idle_connection_is_answered() -
         await s.wait(lambda: bool(s.app.later))
         s.server.leave()
         s.server.leave()
-        s.app.later[0].reply.whole(200, [], b"good")
+        s.app.later[0].reply.send_whole(200, [], b"good")
         answer = await read_answer(reader)
         assert (answer.status, answer.body) == (200, b"good")
         assert answer.headers["connection"] == "close"
@@ -339,7 +339,7 @@ async def test_an_error_behind_a_good_request_comes_after_its_answer() -> None:
         reader, writer = await s.open()
         writer.write(request_bytes("/later") + b"nonsense\r\n\r\n")
         await s.wait(lambda: bool(s.app.later))
-        s.app.later[0].reply.whole(200, [], b"good")
+        s.app.later[0].reply.send_whole(200, [], b"good")
         assert (await read_answer(reader)).body == b"good"
         assert (await read_answer(reader)).status == 400
         assert await at_end(reader)

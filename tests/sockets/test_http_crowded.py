@@ -40,7 +40,7 @@ async def test_when_all_places_are_taken_who_asks_nothing_gives_way_and_who_is_a
         await asyncio.sleep(1.05)
         fourth = await idle(s)
         assert await stranger[0].read() == b"", "it has brought no request"
-        s.app.later[0].reply.whole(200, [], b"done")
+        s.app.later[0].reply.send_whole(200, [], b"done")
         for reader, writer in (third, fourth):
             writer.write(request_bytes("/"))
             assert (await read_answer(reader)).status == 200
@@ -90,7 +90,7 @@ async def test_connections_of_one_address_that_bring_nothing_are_refused_and_oth
 
 async def test_a_key_with_its_share_of_the_connections_hears_so() -> None:
     async with site(places=ConnectionPlaces(2 * LEAST)) as s:
-        s.app.whose = lambda headers: headers.get(b"authorization", b"").decode()  # type: ignore[method-assign]
+        s.app.connection_key = lambda headers: headers.get(b"authorization", b"").decode()  # type: ignore[method-assign]
         held = []
         for number in range(LEAST + 1):
             reader, writer = await s.open()
@@ -211,7 +211,7 @@ async def test_a_connection_that_was_read_no_further_gives_way_once_all_of_it_is
         await s.wait(lambda: bool(s.app.later))
         connection = next(iter(s.server.connections))
         await s.wait(lambda: connection._paused)  # type: ignore[attr-defined]
-        s.app.later[0].reply.whole(200, [], b"")
+        s.app.later[0].reply.send_whole(200, [], b"")
         for _ in range(2):
             assert (await read_answer(reader)).status == 200
         await asyncio.sleep(0.1)
@@ -225,7 +225,7 @@ async def test_who_has_not_read_an_answer_keeps_its_place_until_it_has() -> None
         writer.write(request_bytes("/later"))
         await s.wait(lambda: bool(s.app.later))
         body = bytes(1 << 26)
-        s.app.later[0].reply.whole(200, [], body)
+        s.app.later[0].reply.send_whole(200, [], body)
         connection = next(iter(s.server.connections))
         await s.wait(lambda: connection._blocked_at > 0)  # type: ignore[attr-defined]
         assert (await s.raw(request_bytes("/"))).status == 503

@@ -31,9 +31,9 @@ async def full_site() -> AsyncIterator[Site]:
         yield s
         for later in s.app.later:
             if not later.gone and not later.reply.done:
-                later.reply.whole(200, [], b"")
+                later.reply.send_whole(200, [], b"")
         s.server.abort()
-        await s.wait(lambda: not s.server.bodies.held)
+        await s.wait(lambda: not s.server.bodies.held_bytes)
 
 
 def head(length: int | None, path: str = "/later", more: str = "") -> bytes:
@@ -43,10 +43,10 @@ def head(length: int | None, path: str = "/later", more: str = "") -> bytes:
 
 async def sent(s: Site, raw: bytes, size: int) -> Client:
     """A client that has sent so much of a body of it, which the server has."""
-    before = s.server.bodies.held
+    before = s.server.bodies.held_bytes
     reader, writer = await s.open()
     writer.write(raw)
-    await s.wait(lambda: s.server.bodies.held >= before + size)
+    await s.wait(lambda: s.server.bodies.held_bytes >= before + size)
     return reader, writer
 
 
@@ -77,10 +77,10 @@ async def test_a_body_counts_until_its_request_has_ended(path: str, chunked: boo
             count = len(s.app.later)
             await s.wait(lambda count=count: len(s.app.later) > count)
             bodies = s.server.bodies
-            assert bodies.held == size
+            assert bodies.held_bytes == size
             assert (bodies.reserve.held == size) == (size <= SMALL)
-            later(s).reply.whole(200, [], b"")
-            assert bodies.held == 0
+            later(s).reply.send_whole(200, [], b"")
+            assert bodies.held_bytes == 0
             assert (await read_answer(reader)).status == 200
         writer.transport.abort()
 
@@ -92,14 +92,14 @@ async def test_what_a_client_leaves_behind_is_given_back() -> None:
         for raw, size in ((head(5000) + b"x" * 4000, 4000), (answered, 3000),
                           (answered + queued + head(1000) + b"z" * 9, 5009)):
             _, writer = await sent(s, raw, size)
-            assert s.server.bodies.held == size
+            assert s.server.bodies.held_bytes == size
             writer.transport.abort()
-            await s.wait(lambda: not s.server.bodies.held)
+            await s.wait(lambda: not s.server.bodies.held_bytes)
         client = await sent(s, head(5000) + b"x" * 4000, 4000)
         [connection] = s.server.connections
         now = s.server.loop.time()
         connection.sweep(now + 31.0, now)
-        assert not s.server.bodies.held
+        assert not s.server.bodies.held_bytes
         assert (await answer_of(client)).status == 408
 
 
@@ -114,7 +114,7 @@ async def test_a_new_large_body_is_refused_at_its_head_where_there_is_no_room_an
         for path in ("/echo", "/v1/completions"):
             for body in (b"", b"x" * 1000, b"y" * SMALL):
                 assert (await s.raw(request_bytes(path, body, headers=JSON))).body == f"POST {path} ".encode() + body
-        later(s, 0).reply.whole(200, [], b"")
+        later(s, 0).reply.send_whole(200, [], b"")
         assert (await s.raw(request_bytes("/echo", b"x" * 100_000))).status == 200, "there is room again"
         for _, writer in held:
             writer.transport.abort()
@@ -124,9 +124,9 @@ async def test_where_all_is_taken_the_slowest_is_told_so_and_the_others_come_thr
     async with full_site() as s:
         slow, fast, last = [await sent(s, head(300_000, path) + b"x" * 10, 10) for path in ("/later", "/later", "/echo")]
         for (_, writer), size in ((slow, 250_000), (fast, 290_000), (last, 150_000)):
-            before = s.server.bodies.held
+            before = s.server.bodies.held_bytes
             writer.write(b"x" * (size - 10))
-            await s.wait(lambda before=before, size=size: s.server.bodies.held == before + size - 10)  # type: ignore[misc]
+            await s.wait(lambda before=before, size=size: s.server.bodies.held_bytes == before + size - 10)  # type: ignore[misc]
         coming = sorted(s.server.bodies._coming, key=lambda body: body.came)
         assert [body.came for body in coming] == [150_000, 250_000, 290_000]
         for body, age in zip(coming, (5.0, 60.0, 30.0), strict=True):
@@ -135,10 +135,10 @@ async def test_where_all_is_taken_the_slowest_is_told_so_and_the_others_come_thr
         assert (await answer_of(last)).body == b"POST /echo " + b"x" * 300_000
         answer = await answer_of(slow)
         assert (answer.status, answer.headers["connection"], answer.headers["retry-after"]) == (408, "close", "1")
-        assert s.server.bodies.held == 290_000
+        assert s.server.bodies.held_bytes == 290_000
         fast[1].write(b"x" * 10_000)
         await s.wait(lambda: bool(s.app.later))
-        later(s).reply.whole(200, [], b"")
+        later(s).reply.send_whole(200, [], b"")
         assert (await answer_of(fast)).status == 200
 
 
@@ -162,7 +162,7 @@ async def test_chunks_without_room_are_refused_where_everybody_else_is_whole() -
         answer = await read_answer(reader)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert await reader.read() == b""
-        assert s.server.bodies.held == 660_000
+        assert s.server.bodies.held_bytes == 660_000
         for each in (*held, (reader, writer)):
             each[1].transport.abort()
 
@@ -174,8 +174,8 @@ async def test_a_body_that_is_ended_behind_another_request_is_told_in_its_turn()
         body.began -= 10.0
         other = await sent(s, request_bytes("/later", b"x" * 300_000), 300_000)
         assert (await s.raw(request_bytes("/echo", b"y" * 100_000))).status == 200
-        assert s.server.bodies.held == 300_010
-        later(s, 0).reply.whole(200, [], b"first")
+        assert s.server.bodies.held_bytes == 300_010
+        later(s, 0).reply.send_whole(200, [], b"first")
         assert (await read_answer(reader)).body == b"first"
         assert (await read_answer(reader)).status == 408
         assert await reader.read() == b""
@@ -198,16 +198,16 @@ async def test_a_body_that_is_handed_on_counts_for_the_little_that_is_kept_of_it
     async with site(body=size, budget=1, streamed=frozenset({"/later"})) as s:
         reader, writer = await s.open()
         writer.write(head(size) + b"x" * size)
-        await s.wait(lambda: bool(s.app.later) and s.server.bodies.held > kept)
-        assert s.server.bodies.held <= kept + read, "nothing is read on while nobody takes it"
+        await s.wait(lambda: bool(s.app.later) and s.server.bodies.held_bytes > kept)
+        assert s.server.bodies.held_bytes <= kept + read, "nothing is read on while nobody takes it"
         upload, taker = later(s).request.upload, Taker()
         assert upload is not None
         upload.on_open(taker)
         await s.wait(lambda: upload.sent)
         assert taker.size == size
-        assert s.server.bodies.held <= kept + read
-        later(s).reply.whole(200, [], b"")
-        assert not s.server.bodies.held
+        assert s.server.bodies.held_bytes <= kept + read
+        later(s).reply.send_whole(200, [], b"")
+        assert not s.server.bodies.held_bytes
         assert (await read_answer(reader)).status == 200
         writer.transport.abort()
 
@@ -221,7 +221,7 @@ async def test_the_largest_request_is_accepted_where_no_other_is_whatever_the_bu
     body, ended = s.bodies.begin(None, largest, 0.0)  # type: ignore[arg-type]
     assert body is not None
     assert ended == s.bodies.grow(body, largest, 1.0) == []
-    s.bodies.whole(body)
+    s.bodies.complete(body)
     s.ledger.release(s.ledger.reserve("", largest, (LEGS + IDS) * largest, 1.0)[0])
     s.ledger.release(s.ledger.reserve("", largest, LEGS * largest + MAX_EARLY, 1.0)[0])
     for given, budget in ((100, 2400), (3000, 3000)):

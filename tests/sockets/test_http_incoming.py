@@ -153,7 +153,7 @@ async def test_a_small_body_that_comes_at_once_counts_as_any_other() -> None:
     handle = app.handle
 
     def kept(request: HttpRequest, reply: Reply) -> RequestHandler | None:
-        held.append(server.bodies.held)
+        held.append(server.bodies.held_bytes)
         return handle(request, reply)
 
     app.handle = kept  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ async def test_a_small_body_that_comes_at_once_counts_as_any_other() -> None:
         for data in reads:
             connection.data_received(data)
         connection.connection_lost(None)
-        assert server.bodies.held == 0
+        assert server.bodies.held_bytes == 0
     assert held == [4, 4, 4, 8, 4, 6]
 
 

@@ -21,14 +21,14 @@ class Hello:
         """Every body is wanted."""
         return True
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:
         """Everybody's."""
         return ""
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal
-        reply.whole(200, [], b"hello")
+        reply.send_whole(200, [], b"hello")
         return None
 
 

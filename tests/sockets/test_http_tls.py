@@ -137,20 +137,20 @@ async def test_a_renewed_certificate_is_taken_without_dropping_connections(
 def test_a_renewal_that_is_wrong_leaves_the_old_one_in_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = write(tmp_path, "one")
     made = Certificate(cert, key)
-    assert not made.look()
+    assert not made.reload()
     good = (tmp_path / "tls.key").read_bytes()
     (tmp_path / "other").mkdir()
     other = Path(write(tmp_path / "other", "two")[1])
     os.replace(other, key)
-    assert not made.look()
-    assert not made.look()
+    assert not made.reload()
+    assert not made.reload()
     assert caplog.text.count("does not belong to the certificate") == 1
     os.unlink(key)
-    assert not made.look()
-    assert not made.look()
+    assert not made.reload()
+    assert not made.reload()
     assert caplog.text.count("No such file") == 1
     (tmp_path / "tls.key").write_bytes(good)
-    assert made.look(), "whole again"
+    assert made.reload(), "whole again"
 
 
 @pytest.mark.parametrize(("what", "words"), [

@@ -10,7 +10,15 @@ from raw_engines import Request, standing, streamed, whole
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http import wire
-from xpyd_sidecar.router.http.wire import Chunks, HeadReader, Malformed, ResponseHead, WholeBody, chunk_of, parse_head
+from xpyd_sidecar.router.http.wire import (
+    Chunks,
+    HeadReader,
+    MalformedMessage,
+    ResponseHead,
+    WholeBody,
+    chunk_of,
+    parse_head,
+)
 
 LOOPS = ("uvloop",)
 
@@ -65,7 +73,7 @@ def test_whether_the_connection_can_be_used_again(raw: bytes, keep: bool) -> Non
     b"HTTP/1.1 200 OK\r\n\r\nx: y", b"HTTP/1.1 200 OK\r\n",
 ])
 def test_a_malformed_head_is_told(raw: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         parse_head(raw)
 
 
@@ -109,7 +117,7 @@ def test_what_another_parser_refuses_or_reads_otherwise_is_refused() -> None:
             continue
         try:
             head = parse_head(raw)
-        except Malformed:
+        except MalformedMessage:
             refused += 1
             continue
         taken += 1
@@ -150,14 +158,14 @@ def test_interim_answers_are_bounded_and_each_answer_has_its_own() -> None:
     reader = HeadReader()
     for _ in range(3):
         assert reader.feed(one * 16 + FINAL) is not None
-    with pytest.raises(Malformed, match="interim"):
+    with pytest.raises(MalformedMessage, match="interim"):
         reader.feed(one * 17 + FINAL)
     reader.reset()
     for _ in range(16):
         assert reader.feed(one) is None
-    with pytest.raises(Malformed, match="interim"):
+    with pytest.raises(MalformedMessage, match="interim"):
         reader.feed(one)
-    with pytest.raises(Malformed, match="switch"):
+    with pytest.raises(MalformedMessage, match="switch"):
         HeadReader().feed(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n")
 
 
@@ -166,7 +174,7 @@ def test_interim_answers_are_bounded_and_each_answer_has_its_own() -> None:
     b"HTTP/1.1 200 OK\r\nx: " + b"y" * 66_000, b"HTTP/1.1 200 OK\r\nx: " + b"y" * 66_000 + b"\r\n\r\n",
 ])
 def test_a_head_that_would_not_end_is_told_at_once(raw: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         HeadReader().feed(raw)
 
 
@@ -199,7 +207,7 @@ def test_chunks_come_whole_however_they_are_split(size: int) -> None:
 ])
 def test_malformed_chunks_are_told(raw: bytes) -> None:
     chunks = Chunks()
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         chunks.feed(raw)
 
 
@@ -213,13 +221,13 @@ def test_nothing_may_follow_the_last_chunk() -> None:
     chunks.feed(b"0\r\n\r\n")
     assert chunks.done
     assert chunks.feed(b"") == []
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         chunks.feed(b"x")
 
 
 def test_trailers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_HEAD", 100)
-    with pytest.raises(Malformed, match="trailers"):
+    with pytest.raises(MalformedMessage, match="trailers"):
         Chunks().feed(b"0\r\n" + b"A: b\r\n" * 50)
 
 
@@ -231,7 +239,7 @@ def test_a_body_by_length() -> None:
     body.feed(b"llo")
     assert body.done
     assert body.take() == b"hello"
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         body.feed(b"x")
 
 
@@ -250,13 +258,13 @@ def test_a_body_until_the_end() -> None:
 
 
 def test_bodies_are_bounded() -> None:
-    with pytest.raises(Malformed, match="limit"):
+    with pytest.raises(MalformedMessage, match="limit"):
         WholeBody(head(length=11), 10)
     body = WholeBody(head(), 10)
-    with pytest.raises(Malformed, match="more than 10"):
+    with pytest.raises(MalformedMessage, match="more than 10"):
         body.feed(b"x" * 11)
     body = WholeBody(head(length=3), 10)
-    with pytest.raises(Malformed, match="after the end"):
+    with pytest.raises(MalformedMessage, match="after the end"):
         body.feed(b"abcd")
 
 

@@ -167,7 +167,7 @@ async def zero(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ZeroWorld]:
     async with fleet(1, 1, hold_s=600.0, wakes=True, model="tiny") as f, aiohttp.ClientSession() as session:
         for name in ("p0", "d0"):
             f.context.watch.on_message(bye(name))
-        await f.wait(lambda: f.context.roster.settled(f.context.loop.time()), "a settled router")
+        await f.wait(lambda: f.context.roster.is_settled(f.context.loop.time()), "a settled router")
         made = ZeroWorld(MemoryWorld(session), f)
         yield made
         with contextlib.suppress(AttributeError):

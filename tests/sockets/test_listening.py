@@ -115,8 +115,8 @@ def test_a_server_of_an_older_package_is_found_by_its_older_name(
         (tmp_path / "vllm/__init__.py").write_text("raise AssertionError('imported')\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    assert listening.there("vllm.entrypoints.launchers.api_server.entry") == taken
-    assert listening.there("json.tool") == "json.tool"
+    assert listening.installed_name("vllm.entrypoints.launchers.api_server.entry") == taken
+    assert listening.installed_name("json.tool") == "json.tool"
 
 
 def test_it_wants_a_module() -> None:

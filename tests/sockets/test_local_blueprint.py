@@ -130,7 +130,7 @@ def test_members_with_ranks_of_their_own_have_a_server_each(blueprint: LocalBlue
         assert "--headless" not in argv
         assert (member.process.env["XPYD_DP_SYNC"], member.process.env["VLLM_HOST_IP"]) == ("auto", "127.0.0.1")
     agents = [config.agent for config in blueprint.agents([record])[name]]
-    assert [(agent.engine, agent.advertised, agent.data_parallel) for agent in agents if agent is not None] == [
+    assert [(agent.engine, agent.advertised_address, agent.data_parallel) for agent in agents if agent is not None] == [
         (f"127.0.0.1:{port}", f"127.0.0.1:{port}", 4) for port in record.ports[:2]]
 
 

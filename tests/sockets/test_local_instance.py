@@ -61,7 +61,7 @@ class Pair:
     def addresses(self) -> list[tuple[str, str]]:
         """Of each member's agent: where its engine is, and where routers find it."""
         agents = [config.agent for member in self.instance.members if (config := member.agent_config()) is not None]
-        return [(agent.engine, agent.advertised) for agent in agents if agent is not None]
+        return [(agent.engine, agent.advertised_address) for agent in agents if agent is not None]
 
 
 @pytest.fixture

@@ -66,11 +66,11 @@ def router() -> Labels:
     metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
     of = record(P1, D1, retries=1, continued=1, skips="short")
     metrics.in_flight += 1
-    metrics.closed(of_records(of.api, [of]))
+    metrics.count_batch(of_records(of.api, [of]))
     metrics.count("membership_messages", "taken")
     metrics.count("probes", "healthy")
     metrics.count("roster_changes", "joined")
-    metrics.audited("p1", "d1", "equal", 0.0)
+    metrics.count_audit("p1", "d1", "equal", 0.0)
     return shown(list(metrics.registry.collect()))
 
 

@@ -26,7 +26,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
 def close(metrics: RouterMetrics, of: Record) -> None:
-    metrics.closed(of_records(of.api, [of]))
+    metrics.count_batch(of_records(of.api, [of]))
 
 
 def value(metrics: RouterMetrics, name: str, **labels: str) -> float:
@@ -39,7 +39,7 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
     metrics = RouterMetrics(list)
     for outcome in ("ok", "client_error", "refused", "client_gone", "failed", "broken", "timeout", "unavailable"):
         close(metrics, record(P1, D1, outcome=outcome, retries=2 if outcome == "ok" else 0))
-    metrics.counted("chat", "refused")
+    metrics.count_outcome("chat", "refused")
     assert (metrics.requests_total, metrics.requests_failed) == (9, 4)
     assert value(metrics, "xpyd_router_requests_total", api="chat", outcome="ok") == 1
     assert value(metrics, "xpyd_router_requests_total") == 9
@@ -93,11 +93,11 @@ def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
 
 def test_what_was_believed_to_be_cached_stands_beside_what_was() -> None:
     metrics = RouterMetrics(list)
-    metrics.cached(1000, 800)
-    metrics.cached(0, 200)
+    metrics.count_cached_tokens(1000, 800)
+    metrics.count_cached_tokens(0, 200)
     assert value(metrics, "xpyd_router_prefix_predicted_tokens_total") == 1000
     assert value(metrics, "xpyd_router_prefix_actual_tokens_total") == 1000
-    metrics.skipped(300)
+    metrics.count_skipped_rest(300)
     assert value(metrics, "xpyd_router_skipped_rest_tokens_sum") == 300
     assert value(metrics, "xpyd_router_skipped_rest_tokens_bucket", le="256") == 0
     assert value(metrics, "xpyd_router_skipped_rest_tokens_bucket", le="512") == 1
@@ -192,7 +192,7 @@ def test_the_process_is_shown_with_what_it_knows_of_itself() -> None:
     assert value(metrics, "xpyd_router_connections") == 0
     one = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3, held={"bodies": 70})
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
-        one.lagged(seconds)
+        one.count_lag(seconds)
     metrics.vitals = lambda: one
     assert value(metrics, "xpyd_router_connections") == 3
     assert value(metrics, "xpyd_router_connections_refused_total", code="unavailable") == 2
@@ -229,7 +229,7 @@ async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None
 
 async def test_the_documentation_names_every_metric_with_its_labels() -> None:
     async with fleet() as f:
-        f.context.observer.passed("/v1/embeddings", "complete")
+        f.context.observer.on_passed("/v1/embeddings", "complete")
         metrics: RouterMetrics = f.context.observer.metrics
         close(metrics, record(P1, D1))
         close(metrics, record(D1, skips="short"))
@@ -239,9 +239,9 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("canaries", "answered")
         metrics.count("tenant_requests", "a", "ok")
         metrics.count("tenant_tokens", "a", "prompt")
-        metrics.audited(P1.instance, D1.instance, "equal", 0.0)
+        metrics.count_audit(P1.instance, D1.instance, "equal", 0.0)
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
-        f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
+        f.router.server.count_refusal(HttpFault(408, "too slow", code="request_timeout"))
         f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
         metrics.disaggregation = lambda: Disaggregation("True", "Receiving", share=1.0)
         found: dict[str, tuple[str, ...]] = {}

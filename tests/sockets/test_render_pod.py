@@ -114,7 +114,7 @@ def test_the_sidecars_configuration_is_right(spec: dict[str, Any]) -> None:
     config = config_of(pod_of(one))
     assert list(faults(config)) == []
     assert config.agent is not None
-    assert config.agent.advertised == f"10.0.0.7:{ENGINE_PORT}"
+    assert config.agent.advertised_address == f"10.0.0.7:{ENGINE_PORT}"
     assert config.agent.engine == f"127.0.0.1:{ENGINE_PORT}"
     assert config.agent.routers == ("qwen-members.models.svc.example.org.:30001",)
     if one.spec.router.placement == "deployment":
@@ -133,7 +133,7 @@ def test_the_pods_address_may_be_of_either_family(host: str) -> None:
     assert list(faults(config)) == []
     assert config.agent is not None
     assert config.router is not None
-    assert split_host_port(config.agent.advertised) == (host, ENGINE_PORT)
+    assert split_host_port(config.agent.advertised_address) == (host, ENGINE_PORT)
     assert split_host_port(config.agent.listen or "") == ("::", 8009)
     assert config.router.host == "::"
     assert "0.0.0.0" not in json.dumps(pod_of(one))
@@ -400,7 +400,7 @@ def test_what_the_user_writes_arrives_as_written() -> None:
     assert config.agent is not None
     assert config.router is not None
     assert config.agent.model == config.router.model == text
-    assert config.agent.advertised == "10.0.0.7:8000"
+    assert config.agent.advertised_address == "10.0.0.7:8000"
 
 
 def test_equal_roles_have_pods_that_differ_in_the_role_alone() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.resources import PER_REQUEST, RESERVE, Complaint, Lack, ours, raise_files, room, words
+from xpyd_sidecar.resources import PER_REQUEST, RESERVE, Complaint, Lack, is_own_lack, open_limits, raise_files, words
 from xpyd_sidecar.router.http.server import ADMIN_CONNECTIONS, REFUSED
 
 
 @pytest.mark.parametrize("number", sorted(resources.WORDS))
 def test_a_lack_of_files_memory_or_ports_is_our_own(number: int) -> None:
     error = OSError(number, "as the kernel says it")
-    assert ours(error)
+    assert is_own_lack(error)
     assert "left" in words(error)
 
 
@@ -24,12 +24,12 @@ def test_a_lack_of_files_memory_or_ports_is_our_own(number: int) -> None:
     ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ConnectionResetError(errno.ECONNRESET, "reset"),
     OSError(errno.EHOSTUNREACH, "unreachable"), OSError("several"), TimeoutError(), ValueError(errno.EMFILE)])
 def test_everything_else_is_the_other_side_s(error: Exception) -> None:
-    assert not ours(error)
+    assert not is_own_lack(error)
 
 
 @pytest.mark.parametrize("files", [70, 100, 256, 1024, 4096, 65536, 1 << 20])
 def test_what_is_allowed_fits_into_the_limit_of_files(files: int) -> None:
-    found = room(files, 16384, 4096)
+    found = open_limits(files, 16384, 4096)
     assert 1 <= found.in_flight <= 4096
     assert found.in_flight <= found.connections <= 16384
     if files >= RESERVE + PER_REQUEST + 1:
@@ -41,8 +41,8 @@ def test_the_reserve_has_room_for_all_that_are_open_beside_clients_with_a_place(
 
 
 def test_a_limit_that_is_high_enough_changes_nothing() -> None:
-    assert room(65536, 16384, 4096) == resources.Room(16384, 4096)
-    assert room(1024, 16384, 4096) == resources.Room(352, 176)
+    assert open_limits(65536, 16384, 4096) == resources.OpenLimits(16384, 4096)
+    assert open_limits(1024, 16384, 4096) == resources.OpenLimits(352, 176)
 
 
 @pytest.mark.parametrize(("soft", "hard", "then"), [(64, 512, 512), (512, 512, 512)])

@@ -74,11 +74,11 @@ async def test_a_stream_counts_as_generation_does() -> None:
         for role in ("prefill", "decode"):
             assert value(f, "xpyd_router_legs_total", role=role, result="2xx") == 1
         assert value(f, "xpyd_router_pair_handovers_total", prefill="e0", decode="e1") == 1
-        told = f.context.observer.counting.told()
+        told = f.context.observer.counting.totals()
         assert (told.arrivals, told.measured, told.prompt_tokens, told.output_tokens) == (1, 1, 42, 7)
         assert told.arrived_tokens == told.measured_size == record.prompt_size > 0
         assert told.handovers == 1
-        events = [event.name for event in timeline.of(record, []).events]
+        events = [event.name for event in timeline.of_request(record, []).events]
         assert events.count("prefill leg") == events.count("decode leg") == 1
         assert (record.attempt, record.retries, record.skips, f.context.observer.metrics.in_flight) == (1, 0, "", 0)
 
@@ -209,7 +209,7 @@ async def test_other_paths_are_no_generation() -> None:
     async with site((P, well), (D, message)) as (f, _):
         assert (await f.post("/v1/embeddings", {"input": "hi"})).status == 200
         assert value(f, "xpyd_router_passed_requests_total", path="/v1/embeddings", outcome="complete") == 1
-        assert (f.context.observer.metrics.requests_total, f.context.observer.counting.told().arrivals) == (0, 0)
+        assert (f.context.observer.metrics.requests_total, f.context.observer.counting.totals().arrivals) == (0, 0)
 
 
 async def test_they_wait_in_the_queue_with_the_others() -> None:

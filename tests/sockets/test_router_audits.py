@@ -226,12 +226,12 @@ async def test_an_engine_that_was_started_again_compiles_again_and_what_is_known
     async with fleet(audit=1.0) as f:
         audits = f.context.audits
         assert audits is not None
-        audits.warmed(life("d7", "a"))
+        audits.mark_warm(life("d7", "a"))
         assert audits.warm(life("d7", "a"))
         assert not audits.warm(life("d7", "b"))
         assert not audits.warm(life("d7", "a", 1)), "each data-parallel rank compiles by itself"
-        audits.warmed(life("d7", "a", 1))
-        audits.warmed(life("d8", "a"))
+        audits.mark_warm(life("d7", "a", 1))
+        audits.mark_warm(life("d8", "a"))
         assert (audits.warm(life("d7", "a")), audits.warm(life("d8", "a"))) == (False, True)
 
 

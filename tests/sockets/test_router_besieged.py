@@ -331,7 +331,7 @@ async def test_heads_beyond_the_budget_go_the_slowest_first_and_requests_are_ser
             held.append((reader, writer))
         ledger = f.router.server.ledger
         await f.wait(lambda: ledger.cuts >= 20, "heads that are cut")
-        assert ledger.others <= ledger.budget
+        assert ledger.other_bytes <= ledger.budget
         answers = []
         for reader, writer in held:
             if ledger.cuts and len(answers) < 20:
@@ -340,7 +340,7 @@ async def test_heads_beyond_the_budget_go_the_slowest_first_and_requests_are_ser
         assert {one.status for one in answers} == {408}
         assert all("came more slowly than others" in one.json["error"]["message"] for one in answers)
         assert (await f.complete()).status == 200
-        await f.wait(lambda: not ledger.others, "everything is given back")
+        await f.wait(lambda: not ledger.other_bytes, "everything is given back")
 
 
 async def test_long_prompts_beyond_the_budget_are_refused_with_a_reason_and_running_ones_end_whole(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ async def test_long_prompts_beyond_the_budget_are_refused_with_a_reason_and_runn
         go.set()
         assert await asyncio.gather(*running) == [(200, "whole")] * 7
         await f.wait_quiet()
-        assert f.router.server.ledger.others == f.router.server.bodies.held == 0
+        assert f.router.server.ledger.other_bytes == f.router.server.bodies.held_bytes == 0
         assert await asked("one") == (200, "whole")
 
 
@@ -385,16 +385,16 @@ async def test_answers_that_nobody_reads_go_before_the_budget_is_broken() -> Non
             writer.write(request_bytes("/metrics", method="GET") * 400)
             writers.append(writer)
         await f.wait(lambda: ledger.cuts > 0, "answers that are cut")
-        assert ledger.others <= ledger.budget
+        assert ledger.other_bytes <= ledger.budget
         answer, end = await f.complete(), time.monotonic() + UNREAD_S / 2
         while answer.status == 503 and time.monotonic() < end:  # an answer may be unread for two seconds, but not for ever
             await asyncio.sleep(0.5)
             answer = await f.complete()
         assert answer.status == 200
-        assert ledger.others > 0, "they were not all ended for it"
+        assert ledger.other_bytes > 0, "they were not all ended for it"
         for writer in writers:
             writer.transport.abort()
-        await f.wait(lambda: not ledger.others, "everything is given back")
+        await f.wait(lambda: not ledger.other_bytes, "everything is given back")
 
 
 def head_of(size: int, key: str = "") -> bytes:
@@ -409,9 +409,9 @@ async def send_all_but_a_byte(
     """A body that never becomes whole, once the router has what was sent of it, or has answered."""
     reader, writer = await f.connect()
     bodies = f.router.server.bodies
-    before = bodies.held
+    before = bodies.held_bytes
     writer.write(head_of(size, key) + bytes(size - 1))
-    await f.wait(lambda: bool(reader._buffer) or bodies.held - before >= size - 1, "a body")  # type: ignore[attr-defined]
+    await f.wait(lambda: bool(reader._buffer) or bodies.held_bytes - before >= size - 1, "a body")  # type: ignore[attr-defined]
     return reader, writer
 
 
@@ -419,7 +419,7 @@ async def test_bodies_that_never_end_leave_room_for_requests_and_go_for_large_on
     """Whoever sends them may wait for minutes."""
     async with fleet(1, 1, body_budget_bytes=6 * MIB, max_body_bytes=MIB) as f:
         ledger = f.router.server.ledger
-        held = [await send_all_but_a_byte(f, min(MIB, max(ledger.left, 70_000))) for _ in range(10)]
+        held = [await send_all_but_a_byte(f, min(MIB, max(ledger.free_bytes, 70_000))) for _ in range(10)]
         assert f.router.server.bodies.rest.held > 3.9 * MIB
         assert [(await f.complete()).status for _ in range(5)] == [200] * 5
         await asyncio.sleep(2.1)  # they come with less than a megabyte a second now
@@ -428,8 +428,8 @@ async def test_bodies_that_never_end_leave_room_for_requests_and_go_for_large_on
         for _, writer in held:
             writer.transport.abort()
         await f.wait_quiet()
-        await f.wait(lambda: not f.router.server.bodies.held, "everything is given back")
-        assert ledger.others == 0
+        await f.wait(lambda: not f.router.server.bodies.held_bytes, "everything is given back")
+        assert ledger.other_bytes == 0
 
 
 async def test_bodies_of_a_key_count_in_its_share_from_their_first_byte_on_also_where_they_wait(tmp_path: Path) -> None:
@@ -442,12 +442,12 @@ async def test_bodies_of_a_key_count_in_its_share_from_their_first_byte_on_also_
         for number in range(2):  # whole bodies behind streams that run
             reader, writer = await f.connect()
             writer.write(small + head_of(MIB, "one") + bytes(MIB))
-            await f.wait(lambda: shares.had("one") >= (number + 1) * MIB, "a body that waits")  # noqa: B023
+            await f.wait(lambda: shares.counted_bytes("one") >= (number + 1) * MIB, "a body that waits")  # noqa: B023
             mine.append((reader, writer))
         mine.append(await send_all_but_a_byte(f, MIB, "one"))
         answer = await read_answer(mine[-1][0])
         assert (answer.status, f"a key's share is {shares.share}" in answer.json["error"]["message"]) == (429, True)
-        assert shares.had("one") <= shares.share
+        assert shares.counted_bytes("one") <= shares.share
         other = asyncio.create_task(f.post("/v1/completions", {"model": "tiny", "prompt": "x" * 500_000},
                                            headers={"Authorization": "Bearer two"}))
         await f.wait(lambda: len(f.context.servings) == 3, "another key's request, which runs")
@@ -456,8 +456,8 @@ async def test_bodies_of_a_key_count_in_its_share_from_their_first_byte_on_also_
         for _, writer in mine:
             writer.transport.abort()
         await f.wait_quiet()
-        await f.wait(lambda: not f.router.server.bodies.held, "everything is given back")
-        assert shares.had("one") == shares.had("two") == 0
+        await f.wait(lambda: not f.router.server.bodies.held_bytes, "everything is given back")
+        assert shares.counted_bytes("one") == shares.counted_bytes("two") == 0
 
 
 @pytest.mark.parametrize("sent", [
@@ -491,10 +491,10 @@ async def test_a_request_that_lingers_leaves_what_is_reserved_for_the_next_one_a
         f.d[0].plays.append(Play(hold=decode))
         writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "x" * 50_000, "stream": True}))
         await f.wait(lambda: len(f.context.servings) == 2, "the next request beside one that waits for prefill")
-        reserved = ledger.held(HeldKind.REQUESTS)
+        reserved = ledger.held_bytes(HeldKind.REQUESTS)
         assert reserved > 100_000
         f.context.servings.sweep(f.context.loop.time(), 0.0)
-        assert ledger.held(HeldKind.REQUESTS) == reserved
+        assert ledger.held_bytes(HeldKind.REQUESTS) == reserved
         prefill.set()
         decode.set()
         assert (await read_answer(reader)).status == 200

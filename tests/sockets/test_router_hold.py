@@ -80,7 +80,8 @@ async def test_every_path_that_engines_answer_is_held(path: str, body: dict[str,
 
 async def test_nobody_is_held_where_nobody_is_expected() -> None:
     async with fleet(0, 0, hold_s=LONG_S) as f:
-        await f.wait(lambda: f.context.roster.listened(f.context.loop.time()), "the time of agents that knew this router")
+        await f.wait(lambda: f.context.roster.has_waited_for_agents(f.context.loop.time()),
+                     "the time of agents that knew this router")
         answer = await f.complete()
         assert (answer.status, answer.json["error"]["message"]) == (503, "no decode instance is known")
 
@@ -252,13 +253,13 @@ async def test_comments_are_not_written_to_who_does_not_read(monkeypatch: pytest
     async with starting() as f:
         task = await send(f, body={"prompt": "x", "stream": True})
         (request,) = f.context.hold.waits.values()
-        before = request._reply.sent
+        before = request._reply.sent_bytes
         request.on_pause()
         f.context.hold.sweep(f.context.loop.time())
-        assert request._reply.sent == before
+        assert request._reply.sent_bytes == before
         request.on_resume()
         f.context.hold.sweep(f.context.loop.time())
-        assert request._reply.sent > before
+        assert request._reply.sent_bytes > before
         come(f, f.d[0])
         assert (await task).status == 200
 
@@ -322,7 +323,7 @@ async def test_a_request_is_held_once() -> None:
         come(f, f.d[0])
         start(f, f.d[0])  # before its turn came
         f.context.hold.missing = lambda _alone: None  # its turn comes all the same
-        f.context.hold.moved()
+        f.context.hold.schedule()
         await asyncio.sleep(0)
         answer = await asyncio.wait_for(task, 10.0)
         assert answer.status == 503

@@ -118,7 +118,7 @@ async def test_nor_where_an_engine_is_lost_in_mid_stream() -> None:
         await reader.readuntil(b"t0 ")
         why = FailureReason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
         member = f.context.roster.members()[0]
-        f.context.servings.lost(InstanceLost(member.name, member.incarnation, why))
+        f.context.servings.on_lost(InstanceLost(member.name, member.incarnation, why))
         rest = await asyncio.wait_for(reader.read(), 30)
         assert b"d0 failed its health check" in rest
         assert PORT.encode() not in rest

@@ -139,7 +139,7 @@ async def test_a_form_waits_with_most_of_it_unread_and_arrives_whole() -> None:
         await f.wait(lambda: len(f.context.line) == 1, "it to wait")
         await asyncio.sleep(0.2)
         [waits] = f.context.line.waits.values()
-        assert f.router.server.bodies.held < 1 << 20, "what waits is not taken in"
+        assert f.router.server.bodies.held_bytes < 1 << 20, "what waits is not taken in"
         assert waits.cost == len(body) // 256
         assert len(taker.got) == 1
         taker.go.set()
@@ -208,14 +208,14 @@ async def test_what_was_asked_for_and_not_generated_is_given_back(keys: str) -> 
         await one.send("/v1/completions", {"prompt": "x", "max_tokens": 100_000}, B)
         await one.send("/v1/completions", {"prompt": "x", "max_tokens": 10}, B)
         starts = []
-        over = line.over
+        over = line.on_over
 
         def seen(key: str, tokens: int, used: int) -> None:
             if key == "b":
                 starts.append((tokens, used))
             over(key, tokens, used)
 
-        line.over = seen
+        line.on_over = seen
         assert await one.answers() == [200, 200, 200]
         await one.f.wait_quiet()
         assert starts[0][0] > 100_000

@@ -465,7 +465,7 @@ async def test_an_engine_that_takes_no_more_of_a_form_is_doubted(monkeypatch: py
     monkeypatch.setattr(waiting, "STALL_S", 0.5)
     async with site(stands, buffer=4096) as (f, [engine]):
         doubted: list[str] = []
-        monkeypatch.setattr(f.context.watch, "doubt", lambda target: doubted.append(target.instance))
+        monkeypatch.setattr(f.context.watch, "request_probe", lambda target: doubted.append(target.instance))
         reader, writer = await f.connect()
         writer.write(form([b"abc"], **{"Content-Type": "multipart/form-data; boundary=x"})[:-5])
         await f.wait(lambda: bool(engine.heads), "the engine to have the head")

@@ -27,7 +27,7 @@ class Large(Echo):
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         self.requests.append(request)
-        reply.whole(200, [], b"x" * LARGE)
+        reply.send_whole(200, [], b"x" * LARGE)
 
 
 class Turns:

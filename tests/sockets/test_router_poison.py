@@ -280,8 +280,8 @@ async def suspect(f: RouterFleet, *hashes: RequestHash) -> None:
     for number in range(2):
         engine = InstanceName(f"gone{number}"), Incarnation("i0")
         for one in hashes:
-            f.context.poison.noted(*engine, one)
-        f.context.poison.judged(*engine, DeathVerdict.DIED)
+            f.context.poison.note_break(*engine, one)
+        f.context.poison.on_verdict(*engine, DeathVerdict.DIED)
 
 
 def hash_of_prompt(prompt: str) -> RequestHash:
@@ -318,7 +318,7 @@ async def test_suspects_go_alone_among_them_and_one_that_ends_is_cleared() -> No
 async def test_one_that_is_held_keeps_its_deadline_and_may_leave() -> None:
     def suspected(f: RouterFleet) -> None:
         for number in range(2):  # of which nobody says whether they died
-            f.context.poison.noted(InstanceName(f"gone{number}"), Incarnation("i0"), hash_of_prompt("a"))
+            f.context.poison.note_break(InstanceName(f"gone{number}"), Incarnation("i0"), hash_of_prompt("a"))
 
     async with fleet(1, 1) as f:
         suspected(f)

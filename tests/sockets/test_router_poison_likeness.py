@@ -50,7 +50,7 @@ def quarantined(f: RouterFleet) -> set[RequestHash]:
     """Those that are told to go to quarantine from now on; the set grows."""
     told: set[RequestHash] = set()
     ledger = f.context.poison.ledger
-    ask = ledger.asked
+    ask = ledger.judge_request
 
     def note(now: float, request: RequestHash, labels: Collection[Label] = ()) -> object:
         said = ask(now, request, labels)
@@ -58,7 +58,7 @@ def quarantined(f: RouterFleet) -> set[RequestHash]:
             told.add(request)
         return said
 
-    ledger.asked = note
+    ledger.judge_request = note
     return told
 
 
@@ -131,8 +131,8 @@ def suspect(f: RouterFleet, number: int = 0) -> None:
     body = {"model": "tiny", "prompt": f"{number} is the first one of that kind", **bad(number)}
     for life in range(2):
         engine = InstanceName(f"gone{number}.{life}"), Incarnation("i0")
-        poison.noted(*engine, hash_of_body(body), labels_of_body(body))
-        poison.judged(*engine, DeathVerdict.DIED)
+        poison.note_break(*engine, hash_of_body(body), labels_of_body(body))
+        poison.on_verdict(*engine, DeathVerdict.DIED)
 
 
 async def test_what_is_like_them_goes_to_one_instance_one_at_a_time_and_others_do_not_wait() -> None:
@@ -152,7 +152,7 @@ async def test_what_is_like_them_goes_to_one_instance_one_at_a_time_and_others_d
             gate.set()
         assert [answer.status for answer in await asyncio.gather(*held)] == [200] * 3
         body = {"model": "tiny", "prompt": "like it, too", "max_tokens": 8, **BAD}
-        said = f.context.poison.ledger.asked(0.0, hash_of_body(body), labels_of_body(body))
+        said = f.context.poison.ledger.judge_request(0.0, hash_of_body(body), labels_of_body(body))
         assert said is Word.GO, "the first one that ended well cleared what they have in common"
         await f.wait_quiet()
 

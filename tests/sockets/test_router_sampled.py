@@ -170,7 +170,7 @@ async def test_profiles_are_judged_anew_when_engines_tell_something_else() -> No
         for number in range(3):
             await f.post("/v1/completions", {**FIELDS, "user": f"{number}"})
         for engine in f.d:
-            port = int(f.context.roster.known(engine.name).http[0].rpartition(":")[2])
+            port = int(f.context.roster.find_by_name(engine.name).http[0].rpartition(":")[2])
             tell(f, engine.name, port, 3, Sampling((("frequency_penalty", 0.5),)))
         cuts.cut("u", 3000)
         answer = await f.post("/v1/completions", {**FIELDS, "min_tokens": MAX_TOKENS, "user": "u"})

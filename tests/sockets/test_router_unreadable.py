@@ -105,7 +105,7 @@ async def test_others_hear_that_their_engine_is_lost() -> None:
             await reader.readuntil(b'"text":"d"' if number else NO_JSON.encode())
         known("d1", "i")
         known("d0", "j")
-        lost = [leg for serving in f.context.servings for leg in serving.legs.to("d0", "i")]  # type: ignore[attr-defined]
+        lost = [leg for serving in f.context.servings for leg in serving.legs.attempts_on("d0", "i")]  # type: ignore[attr-defined]
         assert not lost
         for _, writer in clients:
             writer.transport.abort()
@@ -130,7 +130,7 @@ async def test_a_bug_in_one_request_keeps_no_word_from_others(caplog: pytest.Log
     async with fleet(0, 0) as f:
         ones = [One(fails=number % 2 == 0) for number in range(4)]
         f.context.servings.update(ones)  # type: ignore[arg-type]
-        f.context.servings.lost(InstanceLost(InstanceName("d0"), Incarnation("i"), FailureReason("gone")))
+        f.context.servings.on_lost(InstanceLost(InstanceName("d0"), Incarnation("i"), FailureReason("gone")))
         assert [(one.told, one.given_up) for one in ones] == [(0, 1), (1, 0)] * 2
         words = "a request failed inside the router"  # on a busy machine the loop's lag is told too
         assert [record.exc_info is not None for record in caplog.records if record.message == words] == [True, True]

@@ -29,7 +29,8 @@ async def asleep(**settings: Any) -> AsyncIterator[RouterFleet]:
     """A router whose service has no instances, and has had none for long; one decode engine could be started."""
     async with fleet(0, 1, **({"hold_s": 120.0, "wakes": True, "model": "tiny"} | settings)) as f:
         f.context.watch.on_message(bye("d0"))
-        await f.wait(lambda: f.context.roster.listened(f.context.loop.time()), "the time of agents that knew this router")
+        await f.wait(lambda: f.context.roster.has_waited_for_agents(f.context.loop.time()),
+                     "the time of agents that knew this router")
         f.context.hold._expected._went = dict.fromkeys(f.context.hold._expected._went, -1e9)
         yield f
 

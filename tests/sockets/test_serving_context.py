@@ -13,7 +13,7 @@ from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.router.api.faults import FailureReason
-from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import HealthResult, InstanceLost, ProbeInstance, RosterChange
 from xpyd_sidecar.router.observing.observer import TELL_S
 
 LOOPS = ("uvloop",)
@@ -98,11 +98,11 @@ async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
 async def test_a_probe_takes_as_long_as_the_roster_says() -> None:
     async with fleet() as f:
         server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-        address, told = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), list[Probed]()
+        address, told = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), list[HealthResult]()
         f.context.watch._note_probe = told.append
         began = time.monotonic()  # does not go on while nothing of this process runs (``fair_clock``)
         f.context.watch.take([ProbeInstance(InstanceName("d0"), Incarnation("i-d0"), address, (), 0.2)])
-        await f.wait(lambda: told == [Probed.SILENT], "the end of the probe")
+        await f.wait(lambda: told == [HealthResult.SILENT], "the end of the probe")
         assert 0.2 <= time.monotonic() - began < 4.0
         server.close()
 
@@ -115,7 +115,7 @@ async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:
         tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(2)]
         await f.wait(lambda: len(f.d[0].seen) == len(f.d[1].seen) == 1, "a leg on each")
         f.context.watch.take([InstanceLost(InstanceName("d0"), Incarnation("another"), FailureReason("x")),
-                                     Changed(InstanceName("d0"), "y")])
+                                     RosterChange(InstanceName("d0"), "y")])
         await asyncio.sleep(0.02)
         assert (f.d[0].aborts, f.d[1].aborts) == (0, 0)
         f.context.watch.take([InstanceLost(InstanceName("d0"), Incarnation("i-d0"), FailureReason("x"))])

@@ -56,7 +56,7 @@ async def test_chat_and_whole_answers(stream: bool) -> None:
             [record] = f.context.observer.recent
             assert (record.prompt_tokens, record.tokens) == (1, 1), "as its usage has it"
             f.context.observer.settle()
-            assert f.context.observer.counting.told().measured == 1
+            assert f.context.observer.counting.totals().measured == 1
         assert (await f.complete()).json["choices"][0]["text"] == FULL
         await f.wait_quiet()
         assert f.p[0].seen[0].path == "/v1/chat/completions"

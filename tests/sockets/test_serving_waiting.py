@@ -175,9 +175,9 @@ def _gone(f: RouterFleet, index: int) -> Any:
     from beats import AGENT, SERVICE
 
     from xpyd_sidecar.contract.ids import InstanceName
-    from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye
+    from xpyd_sidecar.contract.membership import WIRE_VERSION, GoodbyeMessage
 
-    return Goodbye(WIRE_VERSION, SERVICE, InstanceName(f.d[index].name), AGENT)
+    return GoodbyeMessage(WIRE_VERSION, SERVICE, InstanceName(f.d[index].name), AGENT)
 
 
 async def test_when_the_last_instance_goes_those_who_wait_hear_of_it() -> None:

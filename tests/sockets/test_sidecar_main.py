@@ -147,8 +147,8 @@ def test_the_halves_share_the_wish_to_drain(config: SidecarConfig, monkeypatch: 
     heard: list[bool] = []
 
     async def agent(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
-        draining.say(True)
-        draining.say(False)
+        draining.announce(True)
+        draining.announce(False)
 
     async def router(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
         draining.listen(heard.append)

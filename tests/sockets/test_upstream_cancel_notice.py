@@ -34,7 +34,7 @@ async def test_a_leg_taken_back_before_its_first_token_is_named_to_the_engine() 
         assert said == leg
         assert said[legs.REMOTE] is True
         await f.wait_quiet()
-        await f.wait(lambda: len(f.context.farewells) == 0, "it is over")
+        await f.wait(lambda: len(f.context.cancel_notices) == 0, "it is over")
         assert not f.p[0].refused
 
 
@@ -78,7 +78,7 @@ async def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
         f.d[0].deaf = True
         await leave(f)
         await f.wait(lambda: len(f.d[0].refused) == 1, "farewell")
-        await f.wait(lambda: len(f.context.farewells) == 0 and not f.context.pool.calls, "given up")
+        await f.wait(lambda: len(f.context.cancel_notices) == 0 and not f.context.pool.calls, "given up")
 
 
 async def test_no_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
-from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat, Parallel, Up
+from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat, Parallel, Up
 
 KEY = ServiceKey(bytes(range(32)))
 FIELDS = FingerprintFields(model="m1", dtype="float32", kv_dtype="float32", block_size=128, layout="HND", isa="avx2",
@@ -111,7 +111,7 @@ class FakeRouter:
     def __init__(self, key: ServiceKey = KEY, port: int = 0, name: str = "r0", host: str = "127.0.0.1") -> None:
         self.name = name
         self.beats: list[Heartbeat] = []
-        self.goodbyes: list[Goodbye] = []
+        self.goodbyes: list[GoodbyeMessage] = []
         self.ack = True
         self.refusal = ""
         self.in_flight = 0
@@ -150,7 +150,7 @@ class FakeRouter:
             while self._socket.poll(0):
                 peer, text = self._socket.recv_multipart()
                 message = msgspec.msgpack.decode(text, type=Up)
-                if isinstance(message, Goodbye):
+                if isinstance(message, GoodbyeMessage):
                     self.goodbyes.append(message)
                 else:
                     self.beats.append(message)

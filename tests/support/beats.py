@@ -12,7 +12,7 @@ import zmq.asyncio
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat, Up
 
 SERVICE = ServiceName("test")
 AGENT = AgentId("0" * 20)
@@ -31,11 +31,11 @@ def beat(name: str, role: Role = Role.DECODE, http: str | tuple[HostPort, ...] =
     return Heartbeat(**(made | fields))
 
 
-def bye(name: str, **fields: Any) -> Goodbye:
+def bye(name: str, **fields: Any) -> GoodbyeMessage:
     """A goodbye."""
     made: dict[str, Any] = {"v": 1, "service": SERVICE, "instance": InstanceName(name), "agent": AGENT,
                             "incarnation": Incarnation(f"i-{name}")}
-    return Goodbye(**(made | fields))
+    return GoodbyeMessage(**(made | fields))
 
 
 class Beater:

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Quantiles, Rates
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Disaggregation, IntakeRates, LinkRate
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.contract.sample import PackedSample, Sample, SampledRequest, little
+from xpyd_sidecar.contract.sample import PackedSample, Sample, SampledRequest, pack_numbers
 
 NAME = ServiceName("qwen")
 KV_BYTES = 147_456
@@ -94,5 +94,5 @@ def packed(sample: Sample) -> PackedSample:
     """As a router tells it."""
     rows = [msgspec.structs.astuple(one) for one in sample.requests]
     return PackedSample(sample.service, 1000.0, 1000.0 + sample.covers_s,
-                        little(array("d", [1000.0 + row[0] for row in rows])),
-                        little(array("f", [value for row in rows for value in row[1:]])))
+                        pack_numbers(array("d", [1000.0 + row[0] for row in rows])),
+                        pack_numbers(array("f", [value for row in rows for value in row[1:]])))

@@ -37,7 +37,7 @@ from xpyd_sidecar.contract.ids import (
 )
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 PEER_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 80.0
 SOON_S = 120.0
@@ -131,12 +131,12 @@ async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     """Take a decode leg back as the router does, and wait for the engine's answer."""
     loop = asyncio.get_running_loop()
     pool = EnginePool(loop)
-    farewells = Farewells(loop, pool)
+    notices = CancelNotices(loop, pool)
     address = HostPort(engine.address)
     name = InstanceName(engine.name)
-    farewells.say(EngineTarget(name, Incarnation(""), Fingerprint(""), address, HostPort(""), FleetMember(name)), leg)
+    notices.send(EngineTarget(name, Incarnation(""), Fingerprint(""), address, HostPort(""), FleetMember(name)), leg)
     end = loop.time() + SOON_S
-    while len(farewells):
+    while len(notices):
         assert loop.time() < end, "the engine does not answer"
         await asyncio.sleep(0.01)
     pool.close()

@@ -98,7 +98,7 @@ class Zoo:
     @property
     def member(self) -> Any:
         """The bad one, as the router has it."""
-        return self.fleet.context.roster.known(self.bad.name)
+        return self.fleet.context.roster.find_by_name(self.bad.name)
 
     def got(self, since: float) -> int:
         """Legs that the bad one was sent since then (of ``time.perf_counter``), of requests that are over."""

@@ -1,4 +1,4 @@
-"""An exchange driven by hand: events in, what it says in short words; instances, a course and a budget that tests set."""
+"""An exchange driven by hand: events in, what it says in short words; instances, a stream and a budget that tests set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.serving.instructions import (
-    Answered,
+    AttemptAnswered,
+    AttemptBegun,
     AttemptFailed,
-    Begun,
     CancelAttempt,
     Complete,
-    Course,
     Event,
     Fail,
     Instruction,
@@ -23,6 +22,7 @@ from xpyd_sidecar.router.serving.instructions import (
     Relay,
     RequestLimits,
     RequestOver,
+    ResumableStream,
     Resume,
     SendAttempt,
 )
@@ -60,7 +60,7 @@ class FakePicks:
         return f"no {role}"
 
 
-class FakeCourse:
+class FakeStream:
     """A stream that can go on elsewhere, until a test says otherwise."""
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class FakeBudget:
 class Drive:
     """An exchange, and what it said, in short words."""
 
-    def __init__(self, picks: FakePicks | None = None, alone: bool = False, course: Course | None = None,
+    def __init__(self, picks: FakePicks | None = None, alone: bool = False, stream: ResumableStream | None = None,
                  budget: FakeBudget | None = None, **limits: Any) -> None:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  RequestLimits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 alone=alone, now=0.0, course=course,
+                                 alone=alone, now=0.0, stream=stream,
                                  budget=budget or FakeBudget(1 << 30))
         self.sent: list[SendAttempt] = []
         self.begun = False
@@ -129,6 +129,6 @@ def lost(leg: int, kind: FailureKind = FailureKind.LOST) -> AttemptFailed:
 def begun(**options: Any) -> Drive:
     """A stream that is being relayed, and prefill's leg ended."""
     drive = Drive(**options)
-    drive.on(Answered(1, 200))
-    assert drive.on(Begun(2)) == ["relay 2"]
+    drive.on(AttemptAnswered(1, 200))
+    assert drive.on(AttemptBegun(2)) == ["relay 2"]
     return drive

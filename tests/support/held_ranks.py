@@ -26,7 +26,7 @@ from xpyd_sidecar.kv.fetch_state import BufferedPiece
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.kv.manifests import Taken
+from xpyd_sidecar.kv.manifests import ManifestTaken
 from xpyd_sidecar.kv.mapping import ArrayKind
 from xpyd_sidecar.kv.packing import PackedArray
 from xpyd_sidecar.kv.publishing import Publishing
@@ -237,7 +237,7 @@ class HeldDecode:
                     if flight.link == step.link and not isinstance(flight.at, BufferPlace)]
             most = machine.ring.session_bytes_max if machine.ring.size else machine._flights.window
             assert len(mine) == 1 or sum(mine) <= max(most, 1), "more in flight than a session may have"
-        elif isinstance(step, fetch_steps.SayFrame) and isinstance(step.body, Taken):
+        elif isinstance(step, fetch_steps.SayFrame) and isinstance(step.body, ManifestTaken):
             said = step.link, step.key, step.body.number
             assert said not in self.said, "TAKEN was said twice"
             self.said.add(said)

@@ -50,7 +50,7 @@ class Echo:
         """Every body is wanted."""
         return True
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:
         """A key is asked for where ``keys`` names some."""
         key = headers.get(b"authorization", b"").decode()
         return "" if not self.keys else key if key in self.keys else None
@@ -74,7 +74,7 @@ class Echo:
             reply.begin(200, b"content-type: text/plain\r\n", first)
             reply.end()
             return None
-        reply.whole(200, [], f"{request.method} {request.path} ".encode() + request.body)
+        reply.send_whole(200, [], f"{request.method} {request.path} ".encode() + request.body)
         return None
 
 

@@ -20,7 +20,7 @@ from agent_fakes import config_of, record_of
 from xpyd_sidecar.agent.beat import Machine, ProbeDone, ProbeResult
 from xpyd_sidecar.contract.ids import AgentId, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load, Up
-from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Instruction, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import HealthResult, InstanceLost, Instruction, ProbeInstance, RosterChange
 from xpyd_sidecar.router.fleet.roster import Roster
 
 JOINED_S = 30.0
@@ -109,15 +109,15 @@ class World:
                     self.probes += 1
                     silent = not self.instances[each.instance].alive or self.rng.random() < self._unanswered
                     self._at(self.now + (each.patience_s if silent else 0.01), lambda each=each, silent=silent:  # type: ignore[misc]
-                             self._probed(each, Probed.SILENT if silent else Probed.HEALTHY))
-                case Changed(kind="evicted"):
+                             self._probed(each, HealthResult.SILENT if silent else HealthResult.HEALTHY))
+                case RosterChange(kind="evicted"):
                     self.evicted.append((self.now, each.instance))
-                case Changed(kind="suspended"):
+                case RosterChange(kind="suspended"):
                     self.suspended.append((self.now, each.instance))
                 case InstanceLost():
                     self.given_up += 1
                 case _:
                     pass
 
-    def _probed(self, probe: ProbeInstance, result: Probed) -> None:
+    def _probed(self, probe: ProbeInstance, result: HealthResult) -> None:
         self._do(self.roster.on_probe(self.now, probe.instance, probe.incarnation, result, "no answer"))

@@ -36,7 +36,7 @@ class Echo:
         """Every body is wanted."""
         return True
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:
         """Everybody's."""
         return ""
 
@@ -44,7 +44,7 @@ class Echo:
         if request.refusal is not None:
             raise request.refusal
         self.seen.append(request)
-        reply.whole(200, [], request.body)
+        reply.send_whole(200, [], request.body)
         return None
 
 

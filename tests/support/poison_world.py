@@ -85,7 +85,7 @@ class World:
     # ---- requests
 
     def _asked(self, one: Asked) -> object:
-        return self.ledger.asked(self.now, one.hash, one.labels)
+        return self.ledger.judge_request(self.now, one.hash, one.labels)
 
     def _send(self, one: Asked) -> None:
         said = self._asked(one)
@@ -109,7 +109,7 @@ class World:
             taken = frozenset(self.where[other] for other in self._running if other in self.where)
             if said is Word.QUARANTINE:
                 self.quarantined.add(one)
-                if any(self._asked(other) is Word.QUARANTINE or self.ledger.alike.alike(one.labels, other.labels)
+                if any(self._asked(other) is Word.QUARANTINE or self.ledger.alike.share_evidence(one.labels, other.labels)
                        for other in self._running):
                     continue
             if said is Word.GO or (said is not Word.WAIT and self.up.keys() - taken):
@@ -153,8 +153,8 @@ class World:
             return
         del self.where[one]
         self.answered.append(one)
-        self.ledger.ended(self.now, one.hash)
-        self.ledger.ended_well(one.labels)
+        self.ledger.on_ended(self.now, one.hash)
+        self.ledger.on_ended_well(one.labels)
         if self.sampled:
             self.ledger.alike.traffic.add(one.labels)
 
@@ -166,10 +166,10 @@ class World:
         self.draw.shuffle(broken)
         for one in broken:
             del self.where[one]
-            self.ledger.broke(self.now, engine, one.hash, one.labels)
+            self.ledger.on_break(self.now, engine, one.hash, one.labels)
             self._send(one)
         self.at(self.now + self.draw.uniform(0.2, 1.0) * self.verdict_s, lambda: self._judged(engine))
         self.at(self.now + self.restart_s, lambda: self.up.update({name: life + 1}))
 
     def _judged(self, engine: Engine) -> None:
-        self.ledger.died(self.now, engine)
+        self.ledger.on_death(self.now, engine)

@@ -116,13 +116,13 @@ class RouterFleet:
     def records(self) -> list[Any]:
         """What is known of the requests that are over from now on; the list grows."""
         records: list[Any] = []
-        closed = self.context.observer.over
+        closed = self.context.observer.on_over
 
         def keep(record: Any) -> None:
             records.append(record)
             closed(record)
 
-        self.context.observer.over = keep
+        self.context.observer.on_over = keep
         return records
 
     def beat(self, engine: ScriptedEngine, **fields: Any) -> None:

@@ -68,7 +68,7 @@ class Engine:
         self.healthy = False
         """It answers probes."""
         self.farewells: list[Leg] = []
-        """By which the router takes legs back (``upstream.pool.Farewells``)."""
+        """By which the router takes legs back (``upstream.pool.CancelNotices``)."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

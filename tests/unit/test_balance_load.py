@@ -17,18 +17,18 @@ def test_own_legs_since_the_beat_correct_it() -> None:
 
 def test_tokens_that_wait_are_what_was_told_less_what_is_computed_since_and_what_was_sent_since() -> None:
     one = member("a", Role.PREFILL)
-    one.hear(10.0, beat("a", Role.PREFILL, load=Load(prompts=PromptWork(9_000, 1_000))))
+    one.take_beat(10.0, beat("a", Role.PREFILL, load=Load(prompts=PromptWork(9_000, 1_000))))
     assert backlog(one, 12.0) == 9_000, "how fast it computes is not known yet"
-    one.hear(12.0, beat("a", Role.PREFILL, seq=2, load=Load(prompts=PromptWork(8_000, 3_000))))
+    one.take_beat(12.0, beat("a", Role.PREFILL, seq=2, load=Load(prompts=PromptWork(8_000, 3_000))))
     assert one.computed_per_s == 500, "of nothing and of 1,000"
-    one.hear(14.0, beat("a", Role.PREFILL, seq=3, load=Load(prompts=PromptWork(6_000, 5_000))))
+    one.take_beat(14.0, beat("a", Role.PREFILL, seq=3, load=Load(prompts=PromptWork(6_000, 5_000))))
     assert one.computed_per_s == 750
     one.uncached_tokens = one.sent_tokens = 300
     assert backlog(one, 16.0) == 6_000 - 1_500 + 300
     assert backlog(one, 100.0) == 300, "what is sent counts until the next beat"
     one.failed = 2
     assert backlog(one, 100.0) == 300 + 2 * UNTOLD, "who fails at once does not look idle"
-    one.hear(102.0, beat("a", Role.PREFILL, seq=4, load=Load(prompts=PromptWork(0, 20_000))))
+    one.take_beat(102.0, beat("a", Role.PREFILL, seq=4, load=Load(prompts=PromptWork(0, 20_000))))
     assert backlog(one, 102.0) == 2 * UNTOLD
 
 
@@ -43,10 +43,10 @@ def test_of_an_engine_that_does_not_tell_own_tokens_count_and_others_requests() 
 def test_a_new_incarnation_computes_at_a_rate_of_its_own() -> None:
     one = member("a", Role.PREFILL)
     for seq in (1, 2):
-        one.hear(10.0 * seq, beat("a", Role.PREFILL, seq=seq, load=Load(prompts=PromptWork(9_000, 1_000 * seq))))
+        one.take_beat(10.0 * seq, beat("a", Role.PREFILL, seq=seq, load=Load(prompts=PromptWork(9_000, 1_000 * seq))))
     assert one.computed_per_s > 0
     one.begin()
-    one.hear(40.0, beat("a", Role.PREFILL, seq=3, load=Load(prompts=PromptWork(9_000, 10))))
+    one.take_beat(40.0, beat("a", Role.PREFILL, seq=3, load=Load(prompts=PromptWork(9_000, 10))))
     assert one.computed_per_s == 0
 
 

@@ -216,7 +216,7 @@ def replay(rows: list[tuple[float, list[int]]], routers: int) -> float:
                 queued = int(max(0.0, caches.free[index] - now) * caches.rate)
                 told = Load(prompts=PromptWork(queued, max(0, caches.computed[index] - queued)))
                 for view in views:
-                    view.fleet[index].hear(now, beat(f"p{index}", Role.PREFILL, seq=seq, load=told))
+                    view.fleet[index].take_beat(now, beat(f"p{index}", Role.PREFILL, seq=seq, load=told))
         who = draw.randrange(routers)
         for one, open_ in zip(views[who].fleet, legs[who], strict=True):
             while open_ and open_[0][0] <= now:

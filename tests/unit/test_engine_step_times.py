@@ -102,14 +102,14 @@ def test_steps_whose_ends_nobody_tells_are_bounded() -> None:
 
 def test_what_ranks_say_is_added_and_who_says_nothing_makes_it_unknown() -> None:
     one, two = (WrittenSteps(I1, CoreSteps(turns, patience)) for turns, patience in ((5, 20.0), (7, 90.0)))
-    assert core_steps.together([one, two], I1, 2) == CoreSteps(12, 90.0)
-    assert core_steps.together([one], I1, 2) is None
-    assert core_steps.together([one, two], Incarnation("another"), 2) is None
-    assert core_steps.together([], I1, 0) is None
-    assert core_steps.prompts_together([one, two], I1, 2) is None, "of an engine that does not tell"
+    assert core_steps.sum_steps([one, two], I1, 2) == CoreSteps(12, 90.0)
+    assert core_steps.sum_steps([one], I1, 2) is None
+    assert core_steps.sum_steps([one, two], Incarnation("another"), 2) is None
+    assert core_steps.sum_steps([], I1, 0) is None
+    assert core_steps.sum_prompts([one, two], I1, 2) is None, "of an engine that does not tell"
     told = [msgspec.structs.replace(each, prompts=PromptWork(3, 40)) for each in (one, two)]
-    assert core_steps.prompts_together(told, I1, 2) == PromptWork(6, 80)
-    assert core_steps.prompts_together(told, Incarnation("another"), 2) is None
+    assert core_steps.sum_prompts(told, I1, 2) == PromptWork(6, 80)
+    assert core_steps.sum_prompts(told, Incarnation("another"), 2) is None
 
 
 def wait_for(path: Path, turns: int) -> WrittenSteps:

@@ -7,35 +7,35 @@ from beats import beat, bye
 from rosters import D0, make
 
 from xpyd_sidecar.contract.ids import Incarnation, State
-from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember, Probed, by_message, by_probe
+from xpyd_sidecar.router.fleet.member import DeathVerdict, FleetMember, HealthResult, by_message, by_probe
 
 
 def member(state: State = State.READY) -> FleetMember:
     roster = make()
     roster.on_message(0.0, beat("d0", state=state))
-    found = roster.known(D0)
+    found = roster.find_by_name(D0)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize(("state", "result", "silent", "verdict"), [
-    (State.READY, Probed.DEAD, False, DeathVerdict.DIED),
-    (State.STARTING, Probed.DEAD, False, DeathVerdict.DIED),
-    (State.DRAINING, Probed.DEAD, False, DeathVerdict.LIVES),
-    (State.READY, Probed.DEAD, True, DeathVerdict.LOST),
-    (State.DRAINING, Probed.DEAD, True, DeathVerdict.LOST),
-    (State.READY, Probed.SILENT, True, DeathVerdict.LOST),
-    (State.READY, Probed.SILENT, False, None),
-    (State.READY, Probed.HEALTHY, False, DeathVerdict.LIVES),
-    (State.READY, Probed.HEALTHY, True, DeathVerdict.LIVES),
-    (State.DRAINING, Probed.HEALTHY, False, DeathVerdict.LIVES),
+    (State.READY, HealthResult.DEAD, False, DeathVerdict.DIED),
+    (State.STARTING, HealthResult.DEAD, False, DeathVerdict.DIED),
+    (State.DRAINING, HealthResult.DEAD, False, DeathVerdict.LIVES),
+    (State.READY, HealthResult.DEAD, True, DeathVerdict.LOST),
+    (State.DRAINING, HealthResult.DEAD, True, DeathVerdict.LOST),
+    (State.READY, HealthResult.SILENT, True, DeathVerdict.LOST),
+    (State.READY, HealthResult.SILENT, False, None),
+    (State.READY, HealthResult.HEALTHY, False, DeathVerdict.LIVES),
+    (State.READY, HealthResult.HEALTHY, True, DeathVerdict.LIVES),
+    (State.DRAINING, HealthResult.HEALTHY, False, DeathVerdict.LIVES),
 ])
-def test_by_a_probe(state: State, result: Probed, silent: bool, verdict: DeathVerdict | None) -> None:
+def test_by_a_probe(state: State, result: HealthResult, silent: bool, verdict: DeathVerdict | None) -> None:
     assert by_probe(member(state), result, silent=silent) is verdict
 
 
 def test_of_who_has_left_a_failed_probe_says_nothing() -> None:
-    assert by_probe(None, Probed.DEAD, silent=False) is None
+    assert by_probe(None, HealthResult.DEAD, silent=False) is None
 
 
 def test_a_new_incarnation_in_its_place_says_that_it_died_unless_it_drained() -> None:

@@ -26,25 +26,25 @@ class Stage:
         self.expected = ExpectedInstances(self.roster)
         self.now = now
         self.seq = 0
-        self.expected.look(now)
+        self.expected.update(now)
 
     def at(self, seconds: float) -> Stage:
         """So many seconds later."""
         self.now += seconds
-        self.expected.look(self.now)
+        self.expected.update(self.now)
         return self
 
     def beat(self, name: str = "d0", role: Role = Role.DECODE, state: State = State.READY, **fields: Any) -> None:
         self.seq += 1
         self.roster.on_message(self.now, beat(name, role, seq=self.seq, state=state, interval_s=3.0, **fields))
-        self.expected.look(self.now)
+        self.expected.update(self.now)
 
     def leave(self, name: str = "d0", **fields: Any) -> None:
         self.roster.on_message(self.now, bye(name, **fields))
-        self.expected.look(self.now)
+        self.expected.update(self.now)
 
     def is_expected(self, role: Role = Role.DECODE) -> bool:
-        return self.expected.expected(role, self.now)
+        return self.expected.expects(role, self.now)
 
     def soonest(self, role: Role = Role.DECODE) -> float:
         return self.expected.soonest_s(role, self.now)
@@ -65,7 +65,7 @@ class ZeroStage(Stage):
         self.expected = ExpectedInstances(self.roster, self.standby)
 
     def tell(self, wanted: int, **words: str) -> None:
-        self.standby.told(WakeCall(wanted, **words), self.now)
+        self.standby.on_call(WakeCall(wanted, **words), self.now)
 
 
 def test_who_cannot_be_picked_though_it_runs_is_no_reason_to_wait_for_a_start() -> None:

@@ -13,7 +13,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role,
 from xpyd_sidecar.router.fleet import outliers as ou
 from xpyd_sidecar.router.fleet.first_bytes import FLOOR_S, KEPT, FirstBytes
 from xpyd_sidecar.router.fleet.member import FleetMember
-from xpyd_sidecar.router.fleet.outliers import CanaryResult, Ejected, Outliers, Readmitted, SendCanary
+from xpyd_sidecar.router.fleet.outliers import CanaryResult, EjectInstance, Outliers, ReadmitInstance, SendCanary
 
 
 def member(name: str, role: Role = Role.DECODE) -> FleetMember:
@@ -37,10 +37,10 @@ class Stage:
         said = []
         for one in out:
             match one:
-                case Ejected(instance=name, reason=reason, hung=hung):
+                case EjectInstance(instance=name, reason=reason, hung=hung):
                     said.append(f"{'hung' if self[name].ejected else 'eject'} {name}")
                     self[name].ejected, self[name].hung = reason, hung
-                case Readmitted(instance=name):
+                case ReadmitInstance(instance=name):
                     self[name].ejected, self[name].hung = "", False
                     said.append(f"readmit {name}")
                 case SendCanary(instance=name, reference=reference):
@@ -388,7 +388,7 @@ def still(stage: Stage, name: str, seconds: float, turns: int = 7) -> list[str]:
     said = []
     for _ in range(int(seconds)):
         one = stage[name]
-        one.hear(stage.now, beat(name, interval_s=1.0, core=CoreSteps(turns, 20.0)))
+        one.take_beat(stage.now, beat(name, interval_s=1.0, core=CoreSteps(turns, 20.0)))
         said += stage.tick()
     return said
 
@@ -418,7 +418,7 @@ def test_a_core_of_which_nothing_is_known_is_not_stalled() -> None:
     stage = Stage()
     stage["d0"].work_since = 0.0
     for _ in range(100):
-        stage["d0"].hear(stage.now, beat("d0", interval_s=1.0))
+        stage["d0"].take_beat(stage.now, beat("d0", interval_s=1.0))
         assert stage.tick() == []
 
 

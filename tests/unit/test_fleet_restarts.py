@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.liveness import RestartWish
 from xpyd_sidecar.router.fleet.member import FleetMember
-from xpyd_sidecar.router.fleet.restarts import COMMON_S, holds, stalled
+from xpyd_sidecar.router.fleet.restarts import COMMON_S, holds, is_stalled
 
 NOW = 10_000.0
 
@@ -88,20 +88,20 @@ def test_of_any_fleet_at_most_one_of_a_role_may_and_in_time_one_does(
 def test_since_when_it_stands_still_is_counted_from_its_first_beat_that_says_so() -> None:
     one = member("d0")
     for now, restart in ((1.0, RestartWish.NONE), (2.0, RestartWish.WANTED), (3.0, RestartWish.BEGUN)):
-        one.hear(now, beat("d0", restart=restart))
+        one.take_beat(now, beat("d0", restart=restart))
     assert one.still_since == 2.0
-    one.hear(4.0, beat("d0"))
+    one.take_beat(4.0, beat("d0"))
     assert one.still_since == math.inf
 
 
 def test_a_router_says_that_it_waits_while_it_does_and_while_a_canary_is_not_answered() -> None:
     one = member("d0")
-    assert not stalled(one)
+    assert not is_stalled(one)
     one.stalled_s = 21.0
-    assert stalled(one)
+    assert is_stalled(one)
     one.stalled_s, one.ejected, one.hung = 0.0, "it answers nothing", True
-    assert stalled(one)
+    assert is_stalled(one)
     one.hung = False
-    assert not stalled(one), "it is ejected for failures"
+    assert not is_stalled(one), "it is ejected for failures"
     one.ejected, one.hung = "", True
-    assert not stalled(one), "it was picked again"
+    assert not is_stalled(one), "it was picked again"

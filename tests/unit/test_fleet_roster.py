@@ -14,12 +14,12 @@ from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnatio
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.contract.pair_notes import RefusedPeer
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import BeatRefused, HealthResult, InstanceLeaves, ProbeInstance, RosterChange
 
 
 def test_a_ready_beat_makes_an_instance_pickable_for_its_role() -> None:
     roster = make()
-    assert [type(i) for i in roster.on_message(1.0, beat("d0"))] == [Changed]
+    assert [type(i) for i in roster.on_message(1.0, beat("d0"))] == [RosterChange]
     roster.on_message(1.0, beat("p0", Role.PREFILL))
     assert (names(roster), names(roster, Role.PREFILL)) == (["d0"], ["p0"])
     assert roster.on_message(4.0, beat("d0", seq=2)) == []
@@ -39,11 +39,11 @@ def test_what_an_instance_cannot_take_kv_from_is_said_when_it_changes_and_shown(
     roster.on_message(1.0, beat("d0"))
     refused = (RefusedPeer(InstanceName("p0"), I0, "another model"),)
     assert roster.on_message(2.0, beat("d0", seq=2, refused=refused, links=("over tcp",))) == [
-        Changed(D0, "cannot take KV from p0 (another model)", "pairs")]
+        RosterChange(D0, "cannot take KV from p0 (another model)", "pairs")]
     assert roster.on_message(3.0, beat("d0", seq=3, refused=refused, links=("over tcp",))) == []
     [shown] = roster.fleet(3.0)
     assert (shown.refused, shown.links) == (refused, ("over tcp",))
-    assert roster.on_message(4.0, beat("d0", seq=4)) == [Changed(D0, "may take KV from all again", "pairs")]
+    assert roster.on_message(4.0, beat("d0", seq=4)) == [RosterChange(D0, "may take KV from all again", "pairs")]
     [shown] = roster.fleet(4.0)
     assert (shown.refused, shown.links) == ((), ())
 
@@ -65,7 +65,7 @@ def test_a_new_incarnation_replaces_the_old_one_and_its_legs_are_lost() -> None:
     assert losts(out) == [I0]
     assert names(roster) == ["d0"]
     assert roster.find(D0, I0) is None
-    assert roster.on_probe(2.5, D0, I0, Probed.DEAD, "old") == [], "a probe of the old one says nothing of the new one"
+    assert roster.on_probe(2.5, D0, I0, HealthResult.DEAD, "old") == [], "a probe of the old says nothing of the new one"
     assert names(roster) == ["d0"]
 
 
@@ -138,7 +138,7 @@ def test_events_of_unknown_instances_change_nothing() -> None:
     roster = make()
     assert roster.on_refused(1.0, D0, I0, "x") == []
     assert roster.on_doubt(1.0, D0, I0) == []
-    assert roster.on_probe(1.0, D0, I0, Probed.DEAD, "x") == []
+    assert roster.on_probe(1.0, D0, I0, HealthResult.DEAD, "x") == []
     assert roster.on_message(1.0, bye("d0")) == []
 
 
@@ -159,25 +159,25 @@ def test_a_late_goodbye_of_an_old_incarnation_does_not_remove_the_new_one() -> N
 
 def test_settled_after_the_time_that_agents_need() -> None:
     roster = make(started=100.0)
-    assert not roster.settled(107.9)
-    assert roster.settled(108.0)
+    assert not roster.is_settled(107.9)
+    assert roster.is_settled(108.0)
 
 
 def test_beside_an_engine_settled_after_the_first_beat_that_was_not_followed_by_silence() -> None:
     """Agents are told of such a router at some time; all of them come within one look-up and one beat of the first."""
     roster = make(started=100.0, beside_engine=True)
-    assert (roster.listened(107.9), roster.listened(108.0)) == (False, True)
-    assert not roster.settled(500.0), "nobody beats"
+    assert (roster.has_waited_for_agents(107.9), roster.has_waited_for_agents(108.0)) == (False, True)
+    assert not roster.is_settled(500.0), "nobody beats"
     roster.on_message(500.0, beat("d0"))
     roster.on_message(503.0, beat("d0", seq=2))
-    assert not roster.settled(507.9)
+    assert not roster.is_settled(507.9)
     roster.on_message(506.0, beat("d1"))
-    assert roster.settled(508.0)
-    assert not roster.settled(514.0), "silence: agents were told that this router is none any more"
+    assert roster.is_settled(508.0)
+    assert not roster.is_settled(514.0), "silence: agents were told that this router is none any more"
     roster.on_message(600.0, beat("d0", seq=3))
-    assert not roster.settled(600.0)
+    assert not roster.is_settled(600.0)
     roster.on_message(605.0, beat("d0", seq=4))
-    assert roster.settled(608.0)
+    assert roster.is_settled(608.0)
 
 
 def test_a_beats_interval_is_bounded() -> None:
@@ -230,19 +230,19 @@ def test_while_nobody_takes_legs_all_are_asked_for_names() -> None:
 
 def test_what_decode_engines_add_to_requests_is_the_same_object_until_it_changes() -> None:
     roster, plain = make(), Sampling()
-    assert roster.told().alike is False
+    assert roster.engine_defaults().alike is False
     roster.on_message(0.0, beat("d0", sampling=plain))
-    told = roster.told()
+    told = roster.engine_defaults()
     assert told.alike
     roster.on_message(0.0, beat("p0", Role.PREFILL))
     roster.on_message(0.0, beat("d1", sampling=plain))
-    assert roster.told() is told, "nothing new of decode"
+    assert roster.engine_defaults() is told, "nothing new of decode"
     roster.on_message(1.0, beat("d1", seq=2, sampling=Sampling((("top_p", 0.9),))))
-    assert not roster.told().alike
+    assert not roster.engine_defaults().alike
     roster.on_message(1.0, beat("d1", seq=3, sampling=Sampling((("top_p", 0.9),)), state=State.DRAINING))
-    assert roster.told() == told, "it takes no new legs"
+    assert roster.engine_defaults() == told, "it takes no new legs"
     roster.on_message(2.0, beat("d2"))
-    assert not roster.told().alike, "one does not tell"
+    assert not roster.engine_defaults().alike, "one does not tell"
 
 
 OLD, NEW = AgentId("0" * 19 + "1"), AgentId("0" * 19 + "2")
@@ -340,9 +340,10 @@ def test_a_beat_that_needs_more_than_to_be_heard_changes_nothing_there(fields: d
     roster = make()
     roster.on_message(0.0, beat("d0", seq=2))
     before = roster.fleet(3.0)
-    assert roster.heard(3.0, msgspec.structs.replace(beat("d0", seq=3, load=Load(running=7)), **fields)) is None
+    changed = msgspec.structs.replace(beat("d0", seq=3, load=Load(running=7)), **fields)
+    assert roster.take_unchanged_beat(3.0, changed) is None
     assert roster.fleet(3.0) == before
-    assert roster.heard(3.0, beat("d0", seq=3, load=Load(running=7))) is roster.members()[0]
+    assert roster.take_unchanged_beat(3.0, beat("d0", seq=3, load=Load(running=7))) is roster.members()[0]
 
 
 @pytest.mark.parametrize("fields", [
@@ -369,7 +370,7 @@ def test_after_a_switch_was_heard_nothing_is_picked_for_the_old_role_and_its_leg
     assert member is not None
     member.in_flight += 1
     [changed] = roster.on_message(2.0, beat("d0", Role.PREFILL, epoch=2, seq=2))
-    assert isinstance(changed, Changed)
+    assert isinstance(changed, RosterChange)
     assert changed.kind == "role"
     assert (names(roster), names(roster, Role.PREFILL)) == (["d1"], ["d0"])
     assert member.in_flight == 1

@@ -44,21 +44,21 @@ def test_keys_that_cannot_be_used_leave_the_old_ones(tmp_path: Path, caplog: pyt
     keys = ClientKeys(str(file))
     for content in ("", "two words\n"):
         file.write_text(content)
-        keys.look()
-        keys.look()
+        keys.reload()
+        keys.reload()
         assert keys.keys == Keys([b"one"])
     file.unlink()
-    keys.look()
+    keys.reload()
     assert keys.keys == Keys([b"one"])
     assert len([each for each in caplog.records if "not used" in each.message]) == 3, "each is told once"
     file.write_text("two\nthree\n")
-    keys.look()
+    keys.reload()
     assert keys.keys == Keys([b"three", b"two"]) != Keys([b"two"])
 
 
 def test_no_file_asks_for_no_key() -> None:
     keys = ClientKeys(None)
-    keys.look()
+    keys.reload()
     assert not keys.keys
 
 
@@ -157,15 +157,15 @@ def test_a_bad_document_leaves_the_one_before(tmp_path: Path, caplog: pytest.Log
     keys = ClientKeys(str(file))
     keys.changed = lambda: told.append(keys.tenants)
     file.write_text(document(good, {**good, "name": "b"}))
-    keys.look()
+    keys.reload()
     assert key.encode() in keys.keys
     assert not told
     assert [each for each in caplog.messages if "not used" in each and "'b'" in each and "'a' has it, too" in each]
     file.write_text(document({**good, "tokensPerMinute": 5}))
-    keys.look()
+    keys.reload()
     assert [one.tokens_per_minute for one in told[0]] == [5]
     file.write_text("some-key\n")
-    keys.look()
+    keys.reload()
     assert keys.tenants == told[1] == ()
     assert key.encode() not in keys.keys
     assert b"some-key" in keys.keys

@@ -95,7 +95,7 @@ class World:
         elif what == "pass" and body not in self.is_whole:
             assert self.budget.grow(body, size, self.now, kept=False) == []
         elif what == "whole":
-            self.budget.whole(body)
+            self.budget.complete(body)
             self.is_whole.add(body)
         elif what == "back":
             self.budget.give_back(body)
@@ -112,7 +112,7 @@ class World:
     def check(self) -> None:
         """The laws."""
         budget = self.budget
-        assert budget.held == sum(self.here.values()) + sum(self.once), "held is what was taken and not given back"
+        assert budget.held_bytes == sum(self.here.values()) + sum(self.once), "held is what was taken and not given back"
         assert 0 <= budget.reserve.held <= RESERVE
         assert 0 <= budget.rest.held <= REST
         for body in self.bodies:
@@ -145,7 +145,7 @@ def test_the_laws_hold_with_many_bodies(seed: int) -> None:
         world.do((kind, max(0, len(world.bodies) - 1 - dice.randrange(12)), dice.choice([0, 1, 2, 4, 5, 9, 20, 27])))
     for body in (*world.bodies, *world.once):
         world.budget.give_back(body)
-    assert world.budget.held == 0, "nothing is left of anybody"
+    assert world.budget.held_bytes == 0, "nothing is left of anybody"
 
 
 def test_the_reserve_is_for_small_bodies_and_the_rest_for_all() -> None:
@@ -157,7 +157,7 @@ def test_the_reserve_is_for_small_bodies_and_the_rest_for_all() -> None:
         assert budget.grow(body, 3, 0.0) == []
     assert (budget.reserve.held, budget.rest.held) == (3, 26), "those without room in the reserve are in the rest"
     assert names(budget.grow(small[3], 3, 0.5)) == ["s1"], "and there the slowest goes, small or large"
-    assert budget.held == 29
+    assert budget.held_bytes == 29
 
 
 def test_a_small_body_that_becomes_large_takes_all_of_it_along() -> None:
@@ -195,7 +195,7 @@ def test_where_all_others_are_whole_the_one_that_grows_goes_itself() -> None:
     budget = tiny()
     whole, body = begun(budget, "whole", None), begun(budget, "body", None)
     budget.grow(whole, 20, 1.0)
-    budget.whole(whole)
+    budget.complete(whole)
     budget.grow(body, 6, 1.0)
     assert names(budget.grow(body, 6, 1.0)) == ["body"]
     assert (budget.rest.held, whole.size) == (20, 20)
@@ -218,7 +218,7 @@ def test_nobody_is_ended_for_one_that_would_not_fit_even_so() -> None:
     stalled, whole = begun(budget, "stalled", MB), begun(budget, "whole", 50 * MB)
     budget.grow(stalled, MB, 1.0)
     budget.grow(whole, 50 * MB, 1.0)
-    budget.whole(whole)
+    budget.complete(whole)
     assert budget.begin("large", 30 * MB, 60.0) == (None, [])
     assert stalled.size == MB
 
@@ -239,7 +239,7 @@ def test_the_last_eighth_of_the_rest_is_not_for_bodies() -> None:
     large, more = begun(budget, "large", 28), begun(budget, "more", None)
     assert budget.begin("larger", 29, 0.0) == (None, [])
     assert budget.grow(large, 28, 0.0) == []
-    budget.whole(large)
+    budget.complete(large)
     assert names(budget.grow(more, 5, 0.0)) == ["more"]
     budget.give_back(large)
     others = 20
@@ -254,7 +254,7 @@ def test_bodies_that_come_too_slowly_are_let_go_for_a_request_if_that_is_enough(
     budget.grow(fast, 30 * MB, 1.0)
     assert budget.let_go(6 * MB, 10.0) == []
     assert budget.let_go(5 * MB, 10.1) == ["slow"]
-    assert (slow.ended, budget.held) == (True, 30 * MB)
+    assert (slow.ended, budget.held_bytes) == (True, 30 * MB)
 
 
 def test_of_several_keys_each_has_its_share_from_its_first_byte_on_and_one_body_always() -> None:
@@ -274,11 +274,11 @@ def test_of_several_keys_each_has_its_share_from_its_first_byte_on_and_one_body_
     assert (fault.value.status, chunks.ended) == (429, True)
     assert budget.grow(chunks, 9, 0.0) == [], "what still comes of it is nothing to anybody"
     assert budget.grow(other, 8, 0.0) == []
-    budget.whole(first)
-    assert budget.shares.had("a") == 20, "also while it waits"
+    budget.complete(first)
+    assert budget.shares.counted_bytes("a") == 20, "also while it waits"
     for body in (first, other, first):
         budget.give_back(body)
-    assert (budget.shares._had, budget.held) == ({}, 0)
+    assert (budget.shares._had, budget.held_bytes) == ({}, 0)
 
 
 def test_what_is_counted_of_a_key_is_what_its_bodies_have() -> None:
@@ -298,7 +298,7 @@ def test_what_is_counted_of_a_key_is_what_its_bodies_have() -> None:
                 budget.give_back(here.pop(dice.randrange(len(here))))
             refused -= 1
         for key in "ab":
-            assert budget.shares.had(key) == sum(body.size for body in here if body.key == key)
+            assert budget.shares.counted_bytes(key) == sum(body.size for body in here if body.key == key)
     assert refused > 50
 
 

@@ -28,20 +28,20 @@ def test_a_request_is_accepted_where_its_reservation_fits_and_then_stays() -> No
     bodies = 400
     ledger = ByteLedger(1000, lambda: bodies)
     first = ledger.reserve("", 400, 500, 0.0)[0]
-    assert (ledger.left, ledger.others) == (100, 500)
-    assert (ledger.held(HeldKind.REQUESTS), ledger.held(HeldKind.BODIES)) == (500, 400)
+    assert (ledger.free_bytes, ledger.other_bytes) == (100, 500)
+    assert (ledger.held_bytes(HeldKind.REQUESTS), ledger.held_bytes(HeldKind.BODIES)) == (500, 400)
     assert refused(ledger, "", 10, 101) == 503
     ledger.settle(first, 450)
-    assert ledger.left == 150, "its answer has begun, and it holds less"
+    assert ledger.free_bytes == 150, "its answer has begun, and it holds less"
     ledger.settle(first, 700)
-    assert ledger.left == -100, "who was accepted goes on"
+    assert ledger.free_bytes == -100, "who was accepted goes on"
     assert refused(ledger, "", 0, 1) == 503
     second = ledger.reserve("", 0, 0, 0.0)[0]
     ledger.release(first)
     ledger.release(first)
     ledger.settle(first, 9999)
     ledger.release(second)
-    assert (ledger.left, ledger.others) == (600, 0)
+    assert (ledger.free_bytes, ledger.other_bytes) == (600, 0)
 
 
 def test_of_several_keys_each_has_its_share_and_one_request_always_fits() -> None:
@@ -70,7 +70,7 @@ def test_the_head_that_began_first_is_cut_and_what_has_not_been_read_for_longest
     assert ledger.hold(HeldKind.UNREAD, late, 25, 12.0) == []
     assert ledger.hold(HeldKind.UNREAD, late, 30, 13.0) == [early], "of its own kind alone"
     assert ledger.hold(HeldKind.UNREAD, late, 200, 14.0) == [late]
-    assert (ledger.held(HeldKind.HEADS), ledger.held(HeldKind.UNREAD), ledger.cuts) == (50, 0, 4)
+    assert (ledger.held_bytes(HeldKind.HEADS), ledger.held_bytes(HeldKind.UNREAD), ledger.cuts) == (50, 0, 4)
 
 
 def test_for_a_request_that_does_not_fit_the_slow_are_cut_if_that_is_enough_and_else_nobody() -> None:
@@ -83,10 +83,10 @@ def test_for_a_request_that_does_not_fit_the_slow_are_cut_if_that_is_enough_and_
         with pytest.raises(HttpFault) as fault:
             ledger.reserve("", 0, size, now)
         assert fault.value.status == 503
-    assert (ledger.others, ledger.cuts) == (80, 0)
+    assert (ledger.other_bytes, ledger.cuts) == (80, 0)
     assert ledger.reserve("", 0, 40, 3.0)[1] == [(HeldKind.HEADS, head)]
     assert ledger.reserve("", 0, 20, 3.0)[1] == [(HeldKind.UNREAD, early)]
-    assert ledger.others == 90
+    assert ledger.other_bytes == 90
 
 
 def test_bodies_that_come_too_slowly_go_where_heads_and_unread_answers_are_not_enough_and_then_alone() -> None:
@@ -103,10 +103,10 @@ def test_bodies_that_come_too_slowly_go_where_heads_and_unread_answers_are_not_e
     head = One()
     ledger.hold(HeldKind.HEADS, head, 30, 0.0)
     assert refused(ledger, "", 0, 101) == 503
-    assert (there, ledger.others) == ({slow[0]: 60}, 30), "nobody goes for one that would not fit even so"
+    assert (there, ledger.other_bytes) == ({slow[0]: 60}, 30), "nobody goes for one that would not fit even so"
     assert ledger.reserve("", 0, 40, 5.0)[1] == [(HeldKind.HEADS, head)]
     assert ledger.reserve("", 0, 60, 5.0)[1] == [(HeldKind.BODIES, slow[0])]
-    assert (ledger.left, ledger.cuts) == (0, 2)
+    assert (ledger.free_bytes, ledger.cuts) == (0, 2)
 
 
 def test_an_answer_that_is_read_a_moment_later_is_not_cut_for_who_comes() -> None:
@@ -126,10 +126,10 @@ def test_the_bytes_of_a_body_that_count_already_count_once() -> None:
     ledger.shares.several = lambda: True
     ledger.shares.add("a", 400)
     first = ledger.reserve("a", 400, 300, 0.0, counted=400)[0]
-    assert ledger.shares.had("a") == 700, "one request always fits"
+    assert ledger.shares.counted_bytes("a") == 700, "one request always fits"
     assert refused(ledger, "a", 1, 0) == 429
     ledger.release(first)
-    assert ledger.shares.had("a") == 400
+    assert ledger.shares.counted_bytes("a") == 400
     ledger.shares.add("a", -400)
     assert ledger.shares._had == {}
 
@@ -144,7 +144,7 @@ def test_many_heads_that_are_cut_at_once_cost_a_look_each() -> None:
     began = time.process_time()
     assert ledger.hold(HeldKind.HEADS, last := One(), 1, 1.0) == [*heads, last]
     assert time.process_time() - began < 2, "a look at all of them for each would take a minute"
-    assert ledger.held(HeldKind.HEADS) == 0
+    assert ledger.held_bytes(HeldKind.HEADS) == 0
 
 
 def test_nobody_is_cut_for_who_gives_back() -> None:
@@ -158,7 +158,7 @@ def test_nobody_is_cut_for_who_gives_back() -> None:
     ledger.drop(HeldKind.UNREAD, other)
     ledger.drop(HeldKind.UNREAD, other)
     ledger.release(accepted)
-    assert ledger.others == 0
+    assert ledger.other_bytes == 0
 
 
 def test_in_every_order_the_sums_are_those_of_what_is_held() -> None:
@@ -187,8 +187,8 @@ def test_in_every_order_the_sums_are_those_of_what_is_held() -> None:
             case 5 if accepted:
                 ledger.release(accepted.pop(draw.randrange(len(accepted))))
         for each, held in there.items():
-            assert ledger.held(each) == sum(held.values())
-        assert ledger.held(HeldKind.REQUESTS) == sum(one.size for one in accepted)
+            assert ledger.held_bytes(each) == sum(held.values())
+        assert ledger.held_bytes(HeldKind.REQUESTS) == sum(one.size for one in accepted)
         for key in ("a", "b"):
-            assert ledger.shares.had(key) == sum(one.counts for one in accepted if one.key == key)
+            assert ledger.shares.counted_bytes(key) == sum(one.counts for one in accepted if one.key == key)
     assert any(one.key for one in accepted)

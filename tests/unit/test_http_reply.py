@@ -32,7 +32,7 @@ class Wire:
     def data(self) -> bytes:
         return self.outlet.data
 
-    def finished(self, *, close: bool) -> None:
+    def on_reply_end(self, *, close: bool) -> None:
         self.closed.append(close)
 
 
@@ -42,7 +42,7 @@ def reply(wire: Wire, *, close: bool = False, old: bool = False, head_only: bool
 
 def test_a_whole_answer() -> None:
     wire = Wire()
-    reply(wire).whole(200, [(b"content-type", b"text/plain")], b"hello")
+    reply(wire).send_whole(200, [(b"content-type", b"text/plain")], b"hello")
     assert wire.data == (b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\nx-request-id: id-1\r\n"
                          b"date: now\r\n\r\nhello")
     assert wire.closed == [False]
@@ -50,7 +50,7 @@ def test_a_whole_answer() -> None:
 
 def test_head_and_closing_and_a_status_without_a_name() -> None:
     wire = Wire(draining=True)
-    reply(wire, head_only=True).whole(599, [], b"hello")
+    reply(wire, head_only=True).send_whole(599, [], b"hello")
     assert wire.data.startswith(b"HTTP/1.1 599 Status\r\ncontent-length: 5\r\nconnection: close\r\n")
     assert wire.data.endswith(b"\r\n\r\n")
     assert wire.closed == [True]
@@ -60,7 +60,7 @@ def test_a_stream_that_came_with_its_end_leaves_in_one_write() -> None:
     wire = Wire()
     answer = reply(wire)
     answer.begin(200, b"x-kept: k\r\n", b"1\r\na\r\n", ends=True)
-    assert (wire.data, answer.started, answer.sent) == (b"", True, 6)
+    assert (wire.data, answer.started, answer.sent_bytes) == (b"", True, 6)
     answer.end()
     assert wire.data.startswith(b"HTTP/1.1 200 OK\r\nx-kept: k\r\ntransfer-encoding: chunked\r\n")
     assert wire.data.endswith(b"\r\n\r\n1\r\na\r\n0\r\n\r\n")

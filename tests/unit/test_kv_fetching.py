@@ -23,7 +23,7 @@ from xpyd_sidecar.kv.fetch_steps import (
 )
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, Sums, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums
 from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.kv.ring import Ring
 
@@ -70,7 +70,7 @@ def test_a_manifest_is_fetched_into_its_blocks_and_taken_with_its_sums() -> None
     (fetch,) = fetches(machine.on_manifest(1, ID, WHOLE))
     assert (fetch.link, fetch.key, fetch.manifest, fetch.at) == (1, KEY, 0, None)
     assert machine.on_fetched(fetch.number, RIGHT) == [], "what its sums are is not known"
-    assert machine.on_sums(1, ID, SUMS) == [SayFrame(1, KEY, Taken(0)), ALL]
+    assert machine.on_sums(1, ID, SUMS) == [SayFrame(1, KEY, ManifestTaken(0)), ALL]
     assert [*machine.flights()] == []
 
 
@@ -81,7 +81,7 @@ def test_what_goes_through_the_ring_is_taken_when_it_is_there_and_arrives_when_i
     assert fetch.at is not None
     machine.on_sums(1, ID, SUMS)
     assert machine.on_fetched(fetch.number) == [Place(fetch.number, KEY, 0, fetch.batch, fetch.at),
-                                                SayFrame(1, KEY, Taken(0))]
+                                                SayFrame(1, KEY, ManifestTaken(0))]
     assert machine.ring.used_bytes == 8192
     assert machine.on_placed(fetch.number, RIGHT) == [ALL]
     assert machine.ring.used_bytes == 0
@@ -91,7 +91,7 @@ def test_without_sums_nothing_waits_for_them() -> None:
     machine = direct(cover=False)
     begun(machine)
     (fetch,) = fetches(machine.on_manifest(1, ID, WHOLE))
-    assert machine.on_fetched(fetch.number) == [SayFrame(1, KEY, Taken(0)), ALL]
+    assert machine.on_fetched(fetch.number) == [SayFrame(1, KEY, ManifestTaken(0)), ALL]
 
 
 @pytest.mark.parametrize("first", ["sums", "bytes"])
@@ -121,20 +121,20 @@ def test_nothing_is_fetched_before_there_are_blocks() -> None:
 def test_what_is_not_wanted_is_taken_at_once(tables: tuple[TableSpan, ...]) -> None:
     machine = direct()
     begun(machine, tables=tables)
-    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, ManifestTaken(0))]
 
 
 def test_what_turns_out_not_to_be_wanted_when_there_are_blocks_is_taken_then() -> None:
     machine = direct()
     begun(machine, tables=None)
     machine.on_manifest(1, ID, WHOLE)
-    assert machine.allot(ID, (TableSpan(4, (1,)),)) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.allot(ID, (TableSpan(4, (1,)),)) == [SayFrame(1, KEY, ManifestTaken(0))]
 
 
 def test_one_that_wants_nothing_says_so_once() -> None:
     machine = direct()
     assert machine.begin(ID, 1, NONE, 0.0) == [SayFrame(1, KEY, Ask(2, nothing=True))]
-    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, ManifestTaken(0))]
 
 
 def test_only_the_blocks_that_lack_are_fetched() -> None:
@@ -151,7 +151,7 @@ def test_what_is_told_of_a_try_that_is_over_is_not_wanted() -> None:
     machine = direct()
     begun(machine)
     machine.cancel(ID)
-    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, ManifestTaken(0))]
     assert machine.on_sums(1, ID, SUMS) == []
     assert not machine.busy(1)
 
@@ -209,7 +209,7 @@ def test_a_manifest_of_many_bytes_is_fetched_in_several_pieces_and_taken_once() 
     machine.on_sums(1, ID, SUMS)
     said = [step for nth, part in enumerate(parts)
             for step in machine.on_fetched(part.number, RIGHT[4 * nth:4 * nth + 4]) if isinstance(step, SayFrame)]
-    assert said == [SayFrame(1, KEY, Taken(0))]
+    assert said == [SayFrame(1, KEY, ManifestTaken(0))]
 
 
 def test_after_a_session_the_next_one_goes_on_with_what_was_not_taken() -> None:
@@ -223,7 +223,7 @@ def test_after_a_session_the_next_one_goes_on_with_what_was_not_taken() -> None:
     (two,) = fetches(machine.on_placed(one.number, RIGHT))
     assert machine.on_session_lost(1) == [ID]
     begun(machine, link=2)
-    assert machine.on_manifest(2, ID, WHOLE) == [SayFrame(2, KEY, Taken(0))], "its TAKEN was lost"
+    assert machine.on_manifest(2, ID, WHOLE) == [SayFrame(2, KEY, ManifestTaken(0))], "its TAKEN was lost"
     (again,) = fetches(machine.on_manifest(2, ID, second))
     assert machine.ring.stuck_bytes == 8192
     assert machine.on_fetched(two.number) == [], "of the session before: it stands for nothing"
@@ -255,7 +255,7 @@ def test_what_is_here_of_a_manifest_whose_session_has_ended_is_not_fetched_once_
     steps = machine.on_sums(2, ID, SUMS)
     if ring and placed == "later":
         steps += machine.on_placed(here.number, right[1])
-    assert SayFrame(2, KEY, Taken(0)) in steps
+    assert SayFrame(2, KEY, ManifestTaken(0)) in steps
     assert sorted(one.blocks for one in steps if isinstance(one, BlocksArrived)) == [((0, 0, 4),), ((1, 0, 4),)]
     assert [*machine.flights()] == []
 
@@ -268,7 +268,7 @@ def test_a_manifest_that_is_here_whole_is_taken_in_the_next_session_with_its_sum
     machine.on_session_lost(1)
     machine.begin(ID, 2, PLAN, 1.0)
     assert machine.on_manifest(2, ID, WHOLE) == []
-    assert machine.on_sums(2, ID, SUMS) == [SayFrame(2, KEY, Taken(0)), ALL]
+    assert machine.on_sums(2, ID, SUMS) == [SayFrame(2, KEY, ManifestTaken(0)), ALL]
 
 
 def test_what_was_placed_when_its_session_ended_still_arrives() -> None:
@@ -286,7 +286,7 @@ def test_a_session_says_nothing_of_a_try_that_another_one_has() -> None:
     begun(machine)
     machine.on_session_lost(1)
     begun(machine, link=2)
-    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_manifest(1, ID, WHOLE) == [SayFrame(1, KEY, ManifestTaken(0))]
     assert machine.on_sums(1, ID, SUMS) == []
     assert machine.busy(2)
     assert not machine.busy(1)
@@ -337,7 +337,7 @@ def test_what_is_fetched_ahead_is_taken_from_the_buffer_when_there_are_blocks(wh
     assert machine.ring.used_bytes == 0
     machine.on_sums(1, ID, SUMS)
     assert machine.on_fetched(one.number) == []
-    assert machine.on_fetched(other.number) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_fetched(other.number) == [SayFrame(1, KEY, ManifestTaken(0))]
     places = [step for step in machine.allot(ID, BLOCKS) if isinstance(step, Place)]
     assert [step.batch for step in places] == [one.batch, other.batch]
     assert machine.on_placed(places[0].number, RIGHT[:8]) == [BlocksArrived(KEY, 0, ((0, 0, 4),), 4096)]
@@ -376,7 +376,7 @@ def test_blocks_that_come_while_something_is_fetched_ahead_get_it() -> None:
     assert isinstance(after, Fetch)
     assert after.at is None, "right into its blocks"
     assert machine.on_placed(one.number, RIGHT[:8]) == [BlocksArrived(KEY, 0, ((0, 0, 4),), 4096)]
-    assert machine.on_fetched(after.number, RIGHT[8:]) == [SayFrame(1, KEY, Taken(0)),
+    assert machine.on_fetched(after.number, RIGHT[8:]) == [SayFrame(1, KEY, ManifestTaken(0)),
                                                            BlocksArrived(KEY, 0, ((1, 0, 4),), 4096)]
     assert machine.buffer.bytes_in_use == (0, 0)
 
@@ -392,7 +392,7 @@ def test_a_new_session_goes_on_with_what_is_in_the_buffer() -> None:
     assert again.batch == other.batch
     assert machine.on_fetched(other.number) == []
     machine.on_sums(2, ID, SUMS)
-    assert machine.on_fetched(again.number) == [SayFrame(2, KEY, Taken(0))]
+    assert machine.on_fetched(again.number) == [SayFrame(2, KEY, ManifestTaken(0))]
     assert len(machine.allot(ID, BLOCKS)) == 2
 
 
@@ -444,7 +444,7 @@ def test_of_what_was_taken_and_has_left_the_buffer_it_is_said_that_it_cannot_be_
     begun(machine, tables=None, plan=AHEAD)
     for fetch in fetches(machine.on_manifest(1, ID, WHOLE)):
         machine.on_fetched(fetch.number)
-    assert machine.on_sums(1, ID, SUMS) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_sums(1, ID, SUMS) == [SayFrame(1, KEY, ManifestTaken(0))]
     if why == "reset":
         assert machine.reset() == [LeftBuffer(KEY, 0)]
     else:
@@ -463,7 +463,7 @@ def test_what_was_not_taken_and_has_left_the_buffer_is_fetched_when_there_are_bl
     assert machine.on_press(1, ID, 0, 0.1) == [SayFrame(1, KEY, Busy(0, 0.1))], "it has no entry any more"
     (again,) = fetches(machine.allot(ID, BLOCKS))
     machine.on_sums(1, ID, SUMS)
-    assert SayFrame(1, KEY, Taken(0)) in machine.on_fetched(again.number)
+    assert SayFrame(1, KEY, ManifestTaken(0)) in machine.on_fetched(again.number)
     assert machine.on_placed(again.number, RIGHT) == [ALL]
 
 
@@ -521,7 +521,7 @@ def test_what_was_to_be_fetched_ahead_and_has_no_block_of_the_load_is_not_fetche
     (one,) = fetches(machine.on_manifest(1, ID, WHOLE))
     machine.on_sums(1, ID, SUMS)
     assert machine.allot(ID, (TableSpan(4, (11,)),)) == []
-    assert machine.on_fetched(one.number) == [SayFrame(1, KEY, Taken(0))]
+    assert machine.on_fetched(one.number) == [SayFrame(1, KEY, ManifestTaken(0))]
     assert machine.buffer.bytes_in_use == (0, 0)
 
 

@@ -25,7 +25,7 @@ from xpyd_sidecar.kv.buffer import Buffer, TryId
 from xpyd_sidecar.kv.fetch_steps import Fetch, FetchPlan
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, Sums, Taken, layout
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, layout
 from xpyd_sidecar.kv.packing import sums_of
 from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.reach import TableSpan
@@ -141,7 +141,7 @@ class World:
         what, key, body = session.to_p.popleft()
         if isinstance(body, Ask):
             self.prefill(self.publishing.ask(session.number, ME, key, body, self.now))
-        elif isinstance(body, Taken):
+        elif isinstance(body, ManifestTaken):
             self.prefill(self.publishing.on_taken(session.number, ME, key, body.number))
         elif isinstance(body, Busy):
             self.publishing.on_busy(session.number, ME, key, body.number, self.now + body.retry_s)

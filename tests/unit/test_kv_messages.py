@@ -15,13 +15,13 @@ from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry
 from xpyd_sidecar.kv.messages import (
     Announce,
     Drop,
-    Gone,
     Hello,
     ListeningRank,
     MessageError,
     Ping,
     Pong,
     Reject,
+    TryGone,
     Welcome,
     WorkDone,
 )
@@ -37,7 +37,7 @@ ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, 9, (ListeningRank(HostPort(
 
 @pytest.mark.parametrize("message", [
     Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE, EAGLE), Welcome(InstanceName("d"), INC),
-    Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, Gone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
+    Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, TryGone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
     Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC),
     Ping(0, (WorkDone(T, Attempt(1), 1, 2**40, 2**40),) * messages.WORK_MAX)], ids=lambda m: type(m).__name__)
 def test_messages_come_back_as_they_were(message: messages.Control) -> None:
@@ -126,7 +126,7 @@ def test_an_announcement_outside_its_bounds_is_refused_with_the_field(changes: d
     {"transfer": "zz" * 16}, {"transfer": "a" * 31}, {"transfer": "a" * 64}, {"attempt": -1}, {"attempt": 1 << 32},
     {"generation": 1 << 32}, {"generation": (1 << 63) - 1}])
 @pytest.mark.parametrize("message", [ANNOUNCE, Drop(*ANNOUNCE.key, Outcome.UNUSED, ""),
-                                     Gone(*ANNOUNCE.key, Outcome.ABORTED, "", retry=False)])
+                                     TryGone(*ANNOUNCE.key, Outcome.ABORTED, "", retry=False)])
 def test_a_name_of_a_try_that_no_answer_could_bear_is_refused(message: messages.TransferAttempt,
                                                               changes: dict[str, object]) -> None:
     """Its answer would be written by the control thread, later, and would end it."""
@@ -138,5 +138,5 @@ def test_a_name_of_a_try_that_no_answer_could_bear_is_refused(message: messages.
 def test_keys_of_messages() -> None:
     key = Key(T, Attempt(3), 1)
     assert ANNOUNCE.key == key
-    assert Drop(*key, Outcome.UNUSED, "").key == Gone(*key, Outcome.ABORTED, "", False).key == key
+    assert Drop(*key, Outcome.UNUSED, "").key == TryGone(*key, Outcome.ABORTED, "", False).key == key
 

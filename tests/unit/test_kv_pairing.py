@@ -10,7 +10,7 @@ import pytest
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.messages import Announce, Gone, ListeningRank, WorkDone
+from xpyd_sidecar.kv.messages import Announce, ListeningRank, TryGone, WorkDone
 from xpyd_sidecar.kv.pairing import (
     LEFT_MAX,
     UNCLAIMED_MAX,
@@ -121,7 +121,7 @@ def test_a_withdrawal_between_answer_and_allocation_fails_the_load() -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
     assert pairing.ask("r", 0.0) is LoadVerdict.LOAD
-    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
+    pairing.on_gone(TryGone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
     assert pairing.on_allocated("r", 300) == [FailLoad("r")]
 
 
@@ -308,14 +308,14 @@ def test_a_message_of_another_version_fails_the_leg_fast() -> None:
 def test_a_withdrawn_try_is_waited_for_again_only_if_another_may_follow(retry: bool, verdict: LoadVerdict) -> None:
     pairing = parked()
     pairing.announce(b"p1", source(), 0.0, ranks=1)
-    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
+    pairing.on_gone(TryGone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
     assert pairing.ask("r", 0.1) is verdict
 
 
 def test_a_withdrawal_of_an_older_try_changes_nothing() -> None:
     pairing = parked()
     pairing.announce(b"p2", source(2), 0.0, ranks=1)
-    pairing.on_gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
+    pairing.on_gone(TryGone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
     assert pairing.ask("r", 0.1) is LoadVerdict.LOAD
 
 

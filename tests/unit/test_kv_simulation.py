@@ -23,8 +23,8 @@ from xpyd_sidecar.kv.fetch_steps import Fetch, FetchPlan
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.manifests import Ask, Manifest, Taken
-from xpyd_sidecar.kv.messages import Announce, Drop, Gone, ListeningRank
+from xpyd_sidecar.kv.manifests import Ask, Manifest, ManifestTaken
+from xpyd_sidecar.kv.messages import Announce, Drop, ListeningRank, TryGone
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import LoadVerdict, Pairing
 from xpyd_sidecar.kv.publishing import Publishing
@@ -67,7 +67,7 @@ class Prefill:
         self.publishing = Publishing[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, grace_s=2)
         self.told: dict[tuple[Key, int], Block] = {}
         """By the number of its manifest."""
-        self.to_d: deque[Announce | Gone] = deque()
+        self.to_d: deque[Announce | TryGone] = deque()
         self.from_d: deque[Drop] = deque()
         self.running: dict[str, list[int]] = {}
         self.links: dict[int, Link] = {}
@@ -113,7 +113,7 @@ class Prefill:
                 rank = ListeningRank(HostPort(self.name), Incarnation(""))
                 self.to_d.append(Announce(*one.key, one.identity, one.prompt, one.tokens, (rank,), one.cached))
             elif isinstance(one, offers.SendGone):
-                self.to_d.append(Gone(*one.key, one.outcome, one.reason, one.retry))
+                self.to_d.append(TryGone(*one.key, one.outcome, one.reason, one.retry))
             else:
                 assert isinstance(one, offers.PrefillLegEnded)
                 self.ended.append(one)
@@ -135,7 +135,7 @@ class Prefill:
         _, key, body = link.to_p.popleft()
         if isinstance(body, Ask):
             self.send(self.publishing.ask(link.number, ME, key, body, self.sim.now))
-        elif isinstance(body, Taken):
+        elif isinstance(body, ManifestTaken):
             self.send(self.publishing.on_taken(link.number, ME, key, body.number))
         elif body == "done":
             self.send(self.publishing.on_done(link.number, ME, key))

@@ -46,18 +46,18 @@ def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[s
     """What there is to see of them; sums of seconds to nine digits, since they may be added in another order."""
     shown = metrics.text().decode()
     text = re.sub(r" (\d+\.\d+(?:e-\d+)?)$", lambda match: f" {float(match[1]):.9g}", shown, flags=re.MULTILINE)
-    history.turn(1e10, 0, 0)
+    history.advance(1e10, 0, 0)
     second = msgspec.to_builtins(msgspec.structs.replace(history.seconds[0], flows={}))
     flows = {pair: (flow.count, round(flow.seconds, 6)) for pair, flow in history.seconds[0].flows.items()}
     lines = sorted(line for line in text.splitlines() if not re.search("python_|process_|_created", line))
-    return {"metrics": lines, "second": second, "flows": flows, "totals": msgspec.to_builtins(counting.told()),
+    return {"metrics": lines, "second": second, "flows": flows, "totals": msgspec.to_builtins(counting.totals()),
             "total": (metrics.requests_total, metrics.requests_failed)}
 
 
 def count(batch: Batch, metrics: RouterMetrics, history: History, counting: Counting) -> None:
-    metrics.closed(batch)
-    history.closed(batch)
-    counting.closed(batch)
+    metrics.count_batch(batch)
+    history.on_closed(batch)
+    counting.on_closed(batch)
 
 
 @pytest.mark.parametrize("instances", [2, 3 * int(MAX_PAIRS ** 0.5)])

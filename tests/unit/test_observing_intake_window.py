@@ -53,10 +53,10 @@ class Played:
         self.now += 1
         if int(self.now) % BEAT_S == 0:
             self.heard()
-        return self.window.look(self.now, self.roster.members())
+        return self.window.update(self.now, self.roster.members())
 
     def well(self) -> Disaggregation:
-        self.window.opened(self.now, PROMPT, Counter())
+        self.window.on_opened(self.now, PROMPT, Counter())
         self.grow(received=PROMPT - 1, computed=1, ok=1)
         return self.second()
 
@@ -66,20 +66,20 @@ class Played:
         while self.now - began < 120:
             if getattr(self, step)().reason == reason:
                 return self.now - began
-        raise AssertionError(f"never {reason}: {self.window.told}")
+        raise AssertionError(f"never {reason}: {self.window.verdict}")
 
     def failing(self) -> Disaggregation:
-        self.window.opened(self.now, PROMPT, Counter())
+        self.window.on_opened(self.now, PROMPT, Counter())
         self.grow(computed=PROMPT, checksum=1)
         return self.second()
 
     def alone(self) -> Disaggregation:
-        self.window.opened(self.now, PROMPT, Counter())
+        self.window.on_opened(self.now, PROMPT, Counter())
         self.grow(computed=PROMPT)
         return self.second()
 
     def short(self) -> Disaggregation:
-        self.window.opened(self.now, PROMPT, Counter(short=PROMPT))
+        self.window.on_opened(self.now, PROMPT, Counter(short=PROMPT))
         self.grow(computed=PROMPT)
         return self.second()
 
@@ -98,8 +98,8 @@ def test_failed_loads_show_within_the_promise_and_so_does_their_end() -> None:
     played = Played()
     played.until("Receiving")
     assert played.until("LoadsFail", "failing") <= PATIENCE_S
-    assert (played.window.told.holds, dict(played.window.told.failed).keys()) == ("False", {"checksum"})
-    assert "checksum" in played.window.told.message
+    assert (played.window.verdict.holds, dict(played.window.verdict.failed).keys()) == ("False", {"checksum"})
+    assert "checksum" in played.window.verdict.message
     assert played.until("Receiving") <= PATIENCE_S
 
 
@@ -108,8 +108,8 @@ def test_prefill_that_is_away_shows_without_traffic_and_so_does_its_return() -> 
     played.until("Receiving")
     played.ready = State.STARTING
     assert played.until("NoPrefill", "second") <= BEAT_S + 1
-    assert played.window.told.holds == "False"
-    assert "p1 starting" in played.window.told.message
+    assert played.window.verdict.holds == "False"
+    assert "p1 starting" in played.window.verdict.message
     for _ in range(60):
         played.alone()
     played.ready = State.READY
@@ -120,20 +120,20 @@ def test_what_skips_by_rule_is_not_held_against_it() -> None:
     played = Played()
     played.until("Receiving")
     for _ in range(100):
-        played.window.opened(played.now, 2 * PROMPT, Counter(short=PROMPT))
+        played.window.on_opened(played.now, 2 * PROMPT, Counter(short=PROMPT))
         played.grow(received=PROMPT - 1, computed=1 + PROMPT, ok=1)
         told = played.second()
         assert told.holds == "True", told
     assert "50% of the prompts' tokens skip prefill by rule (short" in told.message
     assert played.until("SkippedByRule", "short") <= PATIENCE_S
-    assert played.window.told.holds == "False"
+    assert played.window.verdict.holds == "False"
 
 
 def test_prompts_that_decode_computes_for_no_known_reason_show() -> None:
     played = Played()
     played.until("Receiving")
     assert played.until("Computed", "alone") <= PATIENCE_S
-    assert played.window.told.holds == "False"
+    assert played.window.verdict.holds == "False"
 
 
 def test_without_traffic_the_verdict_of_traffic_stands() -> None:
@@ -159,7 +159,7 @@ def test_another_life_begins_anew() -> None:
     played.life, played.counts = "i2", Intake()
     for _ in range(10):
         played.well()
-        assert played.window.told.holds == "True"
+        assert played.window.verdict.holds == "True"
     rates = played.window.rates(InstanceName("d1"), Incarnation("i2"))
     assert rates is not None
     assert 0 < rates.received_s < 2 * PROMPT, "the first reading of a life counts nothing"
@@ -169,10 +169,10 @@ def test_another_life_begins_anew() -> None:
 def test_the_rest_of_a_block_that_each_load_leaves_is_no_failure() -> None:
     played = Played()
     for _ in range(60):
-        played.window.opened(played.now, 100, Counter())
+        played.window.on_opened(played.now, 100, Counter())
         played.grow(received=100 - LEFT_OVER, computed=LEFT_OVER, ok=1)
         played.second()
-    assert (played.window.told.reason, played.window.told.share) == ("Receiving", 1.0)
+    assert (played.window.verdict.reason, played.window.verdict.share) == ("Receiving", 1.0)
 
 
 def test_words_stay_while_the_reason_does() -> None:
@@ -190,14 +190,14 @@ def test_what_is_kept_is_bounded_and_goes_with_the_instance() -> None:
     seen = played.window._seen
     assert all(len(one.readings) <= READINGS for one in seen.values())
     assert len(played.window._asked) <= READINGS
-    played.window.look(played.now + 1, [])
+    played.window.update(played.now + 1, [])
     assert not played.window._seen
 
 
 def test_the_best_speed_of_a_link_is_remembered() -> None:
     played = Played()
     for _ in range(30):
-        played.window.opened(played.now, PROMPT, Counter())
+        played.window.on_opened(played.now, PROMPT, Counter())
         played.grow(received=10 * PROMPT, ok=10)
         played.second()
     for _ in range(60):

@@ -11,7 +11,7 @@ from records import pair, record
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.member import HealthResult, RosterChange
 from xpyd_sidecar.router.fleet.roster import InstanceName, Roster
 from xpyd_sidecar.router.observing import observer as ob
 
@@ -59,11 +59,11 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
     observer = observed()
     observer.metrics.queued = lambda: 4
     for number in range(10):
-        observer.opened(100, "")
-        observer.over(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
+        observer.on_opened(100, "")
+        observer.on_over(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
                                retries=1, continued=2))
-    observer.opened(100, "")
-    observer.refused("chat", "q", "unavailable", 503, "nobody decodes")
+    observer.on_opened(100, "")
+    observer.on_refused("chat", "q", "unavailable", 503, "nobody decodes")
     clock.now += 2
     seen = fleet(observer)
     assert (seen.service, seen.router, seen.uptime_s, seen.window_s) == (SERVICE, "r0", 2.0, 2)
@@ -84,8 +84,8 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
 
 def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
     observer = observed()
-    observer.opened(100, "")
-    observer.over(record(*pair("p1", "d1")))
+    observer.on_opened(100, "")
+    observer.on_over(record(*pair("p1", "d1")))
     clock.now += ob.WINDOW_S + 1
     seen = fleet(observer)
     assert (seen.window_s, seen.rates.requests, seen.pairs, seen.latencies["ttft"].count) == (ob.WINDOW_S, 0.0, (), 0)
@@ -94,8 +94,8 @@ def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
 
 def test_changes_and_probes_reach_metrics_and_history(clock: Clock) -> None:
     observer = observed()
-    observer.changed(Changed(InstanceName("d1"), "evicted: silent", "evicted"))
-    observer.probed(Probed.DEAD)
+    observer.on_changed(RosterChange(InstanceName("d1"), "evicted: silent", "evicted"))
+    observer.on_probed(HealthResult.DEAD)
     seen = fleet(observer).changes
     assert [(each.at, each.instance, each.what) for each in seen] == [(clock.now, "d1", "evicted: silent")]
     text = observer.metrics.text().decode()

@@ -10,10 +10,10 @@ def record() -> Record:
 
 def test_it_knows_where_the_last_leg_of_a_role_went() -> None:
     one = record()
-    assert one.went(Role.DECODE) == ""
+    assert one.last_instance(Role.DECODE) == ""
     for name in ("d0", "d1"):
         one.legs.append(LegRecord(Role.DECODE, InstanceName(name), 1, 1.0))
-    assert (one.went(Role.DECODE), one.went(Role.PREFILL)) == ("d1", "")
+    assert (one.last_instance(Role.DECODE), one.last_instance(Role.PREFILL)) == ("d1", "")
 
 
 def test_records_share_no_list() -> None:

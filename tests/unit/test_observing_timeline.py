@@ -43,7 +43,7 @@ def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) 
 
 @pytest.mark.parametrize(("ahead", "side_clock"), [(0.0, 50.0), (1e6, 50.0), (-70.0, 50.0), (3.0, -4e5)])
 def test_everything_stands_on_the_routers_clock(ahead: float, side_clock: float) -> None:
-    line = timeline.of(record(), heard(ahead, 50.0, side_clock))
+    line = timeline.of_request(record(), heard(ahead, 50.0, side_clock))
     at = {(event.row, event.name): event for event in line.events}
     assert at["p", "prefill forward"].at == pytest.approx(0.05, abs=1e-6)
     assert at["p", "prefill forward"].seconds == pytest.approx(0.35, abs=1e-6)
@@ -58,34 +58,34 @@ def test_everything_stands_on_the_routers_clock(ahead: float, side_clock: float)
 
 
 def test_clocks_of_one_host_are_not_set_by_the_wall_clock() -> None:
-    line = timeline.of(record(), heard(0.0, 50.0, 50.0))
+    line = timeline.of_request(record(), heard(0.0, 50.0, 50.0))
     moved = heard(0.0, 50.0, 50.0)
     told = moved[0].told
     side = msgspec.msgpack.decode(told.notes[0].ranks[0], type=TransferSide)
     stepped = msgspec.structs.replace(side, clock=50.02)
     notes = msgspec.structs.replace(told.notes[0], ranks=(packed(stepped),))
     moved[0] = moved[0]._replace(told=msgspec.structs.replace(told, notes=(notes,)))
-    assert timeline.of(record(), moved).events == line.events
+    assert timeline.of_request(record(), moved).events == line.events
 
 
 def test_without_engines_the_routers_part_is_there() -> None:
-    line = timeline.of(record(queued_s=0.25), [])
+    line = timeline.of_request(record(queued_s=0.25), [])
     assert {event.row for event in line.events} == {"router"}
     assert ("queued", 0.25) in {(event.name, event.seconds) for event in line.events}
     assert {event.note for event in line.events if event.name.endswith("leg")} == {"to p 2xx", "to d 2xx"}
 
 
 def test_a_transfer_of_another_router_begins_with_its_first_mark() -> None:
-    line = timeline.unrouted(T, heard(7.0))
+    line = timeline.of_transfer(T, heard(7.0))
     assert line is not None
     assert (line.request, line.outcome, line.prompt_tokens) == ("", "ok", 300)
     assert min(event.at for event in line.events) == pytest.approx(0.0, abs=1e-6)
     assert line.arrived_unix == pytest.approx(100.02 + 7.0 + 50.0)
-    assert timeline.unrouted(TransferId("b" * 32), heard()) is None
+    assert timeline.of_transfer(TransferId("b" * 32), heard()) is None
 
 
 def test_the_last_and_the_slowest_are_found_among_those_that_went_to_engines() -> None:
     records = [record(request_id=str(n), first_at=100 + ttft) for n, ttft in enumerate((0.1, 0.9, 0.5))]
     refused = record(request_id="refused", legs=[])
-    assert [one.request_id for one in timeline.found([*records, refused], "last", 2)] == ["2", "1"]
-    assert [one.request_id for one in timeline.found([*records, refused], "slowest", 2)] == ["1", "2"]
+    assert [one.request_id for one in timeline.select([*records, refused], "last", 2)] == ["2", "1"]
+    assert [one.request_id for one in timeline.select([*records, refused], "slowest", 2)] == ["1", "2"]

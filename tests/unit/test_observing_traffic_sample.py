@@ -16,7 +16,7 @@ NAME = ServiceName("qwen")
 def test_times_and_sizes_of_a_request_are_kept() -> None:
     sample = TrafficSample(900.0)
     sample.add([record(*pair("p1", "d1", 0.25), prompt_tokens=700, queued_s=0.125)])
-    told = unpack(sample.told(NAME, 1100.0))
+    told = unpack(sample.pack(NAME, 1100.0))
     assert told.covers_s == 200.0
     [one] = told.requests
     assert (one.at, one.prompt, one.output) == (100.0, 700, 11)
@@ -28,7 +28,7 @@ def test_what_is_not_known_is_told_as_such_and_failures_are_left_out() -> None:
     sample = TrafficSample(900.0)
     sample.add([record(*pair("p1", "d1")[1:], stream=False, tokens=-1, prompt_size=40),
                 record(*pair("p1", "d1"), outcome="failed")])
-    [one] = unpack(sample.told(NAME, 1001.0)).requests
+    [one] = unpack(sample.pack(NAME, 1001.0)).requests
     assert (one.prompt, one.output, one.ttft, one.prefill, one.handover) == (40, -1, -1.0, -1.0, -1.0)
 
 
@@ -36,7 +36,7 @@ def test_what_is_kept_is_bounded_and_whole_for_what_it_covers() -> None:
     sample = TrafficSample(0.0, most=100)
     for second in range(1000):
         sample.add([record(*pair("p1", "d1"), arrived_unix=1000.0 + second)])
-    told = unpack(sample.told(NAME, 2000.0))
+    told = unpack(sample.pack(NAME, 2000.0))
     assert len(sample) == 100
     assert 0 < told.covers_s <= 101
     assert len(told.requests) in {100, 101 - 1}
@@ -48,14 +48,14 @@ def test_what_is_kept_is_bounded_and_whole_for_what_it_covers() -> None:
 def test_nothing_older_than_an_hour_is_told() -> None:
     sample = TrafficSample(0.0)
     sample.add([record(*pair("p1", "d1"), arrived_unix=at) for at in (1000.0, 1000.0 + HOUR_S)])
-    told = unpack(sample.told(NAME, 1010.0 + HOUR_S))
+    told = unpack(sample.pack(NAME, 1010.0 + HOUR_S))
     assert (told.covers_s, len(told.requests)) == (HOUR_S, 1)
 
 
 def test_no_word_of_a_request_is_in_it() -> None:
     sample = TrafficSample(900.0)
     sample.add([record(*pair("p1", "d1"), request_id="SECRET-1", detail="SECRET-2", path="/SECRET-3", skips="SECRET-4")])
-    raw = msgspec.json.encode(sample.told(NAME, 1100.0))
+    raw = msgspec.json.encode(sample.pack(NAME, 1100.0))
     assert b"SECRET" not in raw
     assert unpack(msgspec.json.decode(raw, type=PackedSample)).requests
 

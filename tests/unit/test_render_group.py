@@ -134,7 +134,7 @@ def test_members_with_ranks_of_their_own_all_serve() -> None:
         assert main["args"][main["args"].index("--data-parallel-start-rank") + 1] == str(2 * index)
         assert main["ports"][0]["containerPort"] == 8000
         assert agent is not None
-        assert (agent.advertised, agent.data_parallel) == ("10.0.0.7:8000", 4)
+        assert (agent.advertised_address, agent.data_parallel) == ("10.0.0.7:8000", 4)
         assert main["resources"]["limits"] == {"nvidia.com/gpu": 2}
 
 

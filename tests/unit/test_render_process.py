@@ -74,7 +74,7 @@ def test_agent_and_router_agree() -> None:
     router = processes.router_config(one, PLACE, "0.0.0.0")
     assert agent.agent is not None
     assert router.router is not None
-    assert agent.agent.engine == agent.agent.advertised == "127.0.0.1:8000"
+    assert agent.agent.engine == agent.agent.advertised_address == "127.0.0.1:8000"
     assert agent.agent.heartbeat_s == router.router.heartbeat_s == HEARTBEAT_S
     assert agent.agent.model == router.router.model == "Qwen/Qwen3-8B"
     assert agent.service == router.service == "qwen"

@@ -8,7 +8,7 @@ from rosters import D0, I0, losts, make, names, probes
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, State
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.member import Changed, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.member import HealthResult, ProbeInstance, RosterChange
 from xpyd_sidecar.router.fleet.roster import Roster
 
 
@@ -18,10 +18,10 @@ def test_silence_alone_evicts_nobody_a_failed_probe_does() -> None:
     assert roster.on_tick(9.0) == []
     assert probes(roster.on_tick(9.1)) == [ProbeInstance(D0, I0, HostPort("127.0.0.1:1"))]
     assert roster.on_tick(9.2) == [], "one probe at a time"
-    assert roster.on_probe(9.5, D0, I0, Probed.HEALTHY, "") == []
+    assert roster.on_probe(9.5, D0, I0, HealthResult.HEALTHY, "") == []
     assert names(roster) == ["d0"]
     assert len(probes(roster.on_tick(10.2))) == 1
-    out = roster.on_probe(10.3, D0, I0, Probed.DEAD, "refused")
+    out = roster.on_probe(10.3, D0, I0, HealthResult.DEAD, "refused")
     assert losts(out) == [I0]
     assert roster.members() == []
 
@@ -31,10 +31,10 @@ def test_a_silent_instance_whose_probe_is_not_answered_is_suspended_and_a_second
     roster.on_message(0.0, beat("d0"))
     for second in range(5):
         assert len(probes(roster.on_tick(9.1 + second))) == (second == 0)
-    assert losts(roster.on_probe(14.1, D0, I0, Probed.SILENT, "no answer")) == [], "its legs may still be served"
+    assert losts(roster.on_probe(14.1, D0, I0, HealthResult.SILENT, "no answer")) == [], "its legs may still be served"
     assert names(roster) == []
     assert len(probes(roster.on_tick(14.2))) == 1
-    assert losts(roster.on_probe(19.2, D0, I0, Probed.SILENT, "no answer")) == [I0]
+    assert losts(roster.on_probe(19.2, D0, I0, HealthResult.SILENT, "no answer")) == [I0]
     assert roster.members() == []
 
 
@@ -44,29 +44,29 @@ def test_of_who_beats_often_an_unanswered_probe_suspends_sooner_and_evicts_as_la
     roster = make()
     roster.on_message(0.0, beat("d0", interval_s=interval_s))
     assert [each.patience_s for each in probes(roster.on_doubt(0.01, D0, I0))] == [5.0], "it beats"
-    roster.on_probe(0.02, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(0.02, D0, I0, HealthResult.HEALTHY, "")
     roster.on_message(2.0, beat("d0", interval_s=interval_s, seq=2))
     now = 2.0 + 3 * interval_s + 0.1
     assert [each.patience_s for each in probes(roster.on_tick(now))] == [first_s]
     assert roster.on_tick(now + 1) == []
-    roster.on_probe(now + first_s, D0, I0, Probed.SILENT, "no answer")
+    roster.on_probe(now + first_s, D0, I0, HealthResult.SILENT, "no answer")
     assert names(roster) == []
     assert [each.patience_s for each in probes(roster.on_tick(now + first_s))] == [next_s]
     assert roster.on_tick(now + first_s + next_s / 2) == []
-    assert losts(roster.on_probe(now + first_s + next_s, D0, I0, Probed.SILENT, "no answer")) == [I0]
+    assert losts(roster.on_probe(now + first_s + next_s, D0, I0, HealthResult.SILENT, "no answer")) == [I0]
 
 
 def test_a_beat_between_two_unanswered_probes_begins_the_count_anew() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0"))
     roster.on_tick(9.1)
-    roster.on_probe(14.1, D0, I0, Probed.SILENT, "no answer")
+    roster.on_probe(14.1, D0, I0, HealthResult.SILENT, "no answer")
     roster.on_message(14.2, beat("d0", seq=2))
     roster.on_tick(23.3)
-    assert losts(roster.on_probe(28.3, D0, I0, Probed.SILENT, "no answer")) == []
+    assert losts(roster.on_probe(28.3, D0, I0, HealthResult.SILENT, "no answer")) == []
     assert [m.name for m in roster.members()] == ["d0"]
     roster.on_tick(28.4)
-    roster.on_probe(28.5, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(28.5, D0, I0, HealthResult.HEALTHY, "")
     assert names(roster) == ["d0"]
 
 
@@ -76,9 +76,9 @@ def test_a_router_that_stood_still_does_not_take_it_for_the_agents_silence() -> 
     for second in range(12):
         roster.on_message(float(second), beat("d0", interval_s=1.0))
         roster.on_tick(float(second))
-    assert roster.settled(11.0)
+    assert roster.is_settled(11.0)
     assert roster.on_tick(11.0 + 3600.0) == []
-    assert roster.settled(3611.0)
+    assert roster.is_settled(3611.0)
     assert roster.on_tick(3614.0) == []
     assert len(probes(roster.on_tick(3614.1))) == 1, "but who stays silent is found"
 
@@ -94,7 +94,7 @@ def test_a_tick_opens_a_bounded_number_of_probes_and_all_get_their_turn() -> Non
         assert len(new) == ro.PROBES_OPEN
         assert probes(roster.on_tick(10.5 + turn)) == []
         for each in new:
-            roster.on_probe(10.6 + turn, each.instance, each.incarnation, Probed.HEALTHY, "")
+            roster.on_probe(10.6 + turn, each.instance, each.incarnation, HealthResult.HEALTHY, "")
             asked.add(each.instance)
     assert len(asked) == count
 
@@ -107,14 +107,14 @@ def test_one_live_entry_does_not_shield_dead_ones() -> None:
     dead = [p.instance for p in probes(roster.on_tick(10.0))]
     assert dead == ["d1", "d2", "p0"]
     for name in dead:
-        roster.on_probe(10.1, name, Incarnation(f"i-{name}"), Probed.DEAD, "refused")
+        roster.on_probe(10.1, name, Incarnation(f"i-{name}"), HealthResult.DEAD, "refused")
     assert [m.name for m in roster.members()] == ["d0"]
 
 
 def test_silent_without_an_address_is_evicted_without_a_probe() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", http=(), state=State.STARTING))
-    assert [type(i) for i in roster.on_tick(9.5)] == [Changed]
+    assert [type(i) for i in roster.on_tick(9.5)] == [RosterChange]
     assert roster.members() == []
 
 
@@ -126,7 +126,7 @@ def test_a_refused_connection_suspends_at_once_until_a_good_probe() -> None:
     assert roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
     assert roster.fleet(1.0)[0].suspended == "connection refused", "its reason is not for clients"
     assert roster.on_refused(1.1, D0, I0, "connection refused") == []
-    assert [type(i) for i in roster.on_probe(1.3, D0, I0, Probed.HEALTHY, "")] == [Changed]
+    assert [type(i) for i in roster.on_probe(1.3, D0, I0, HealthResult.HEALTHY, "")] == [RosterChange]
     assert names(roster) == ["d0"]
 
 
@@ -138,16 +138,16 @@ def test_a_dead_instance_takes_no_new_request_after_its_first_failure_whatever_i
     roster.on_refused(1.0, D0, I0, "connection refused")
     roster.on_message(1.05, beat("d0", seq=2))
     assert names(roster) == []
-    assert losts(roster.on_probe(1.1, D0, I0, Probed.DEAD, "refused")) == [I0]
+    assert losts(roster.on_probe(1.1, D0, I0, HealthResult.DEAD, "refused")) == [I0]
     roster.on_message(1.2, beat("d0", seq=3))
     assert names(roster) == []
     assert roster.on_tick(1.5) == [], "probes keep a distance"
     assert len(probes(roster.on_tick(2.1))) == 1
-    roster.on_probe(7.1, D0, I0, Probed.SILENT, "no answer")
+    roster.on_probe(7.1, D0, I0, HealthResult.SILENT, "no answer")
     roster.on_message(7.2, beat("d0", seq=4))
     assert names(roster) == []
     assert len(probes(roster.on_tick(7.3))) == 1
-    roster.on_probe(7.4, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(7.4, D0, I0, HealthResult.HEALTHY, "")
     assert names(roster) == ["d0"]
 
 
@@ -155,10 +155,10 @@ def test_a_doubt_that_comes_right_after_a_probe_is_not_forgotten() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0"))
     roster.on_doubt(1.0, D0, I0)
-    roster.on_probe(1.1, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(1.1, D0, I0, HealthResult.HEALTHY, "")
     assert roster.on_doubt(1.2, D0, I0) == [], "probes keep a distance"
     assert len(probes(roster.on_tick(2.1))) == 1
-    roster.on_probe(2.2, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(2.2, D0, I0, HealthResult.HEALTHY, "")
     assert roster.on_tick(4.0) == []
 
 
@@ -167,10 +167,10 @@ def test_doubt_asks_but_goes_on_picking() -> None:
     roster.on_message(0.0, beat("d0"))
     assert len(probes(roster.on_doubt(1.0, D0, I0))) == 1
     assert names(roster) == ["d0"]
-    assert roster.on_probe(6.0, D0, I0, Probed.SILENT, "busy") == [], "busy is not dead"
+    assert roster.on_probe(6.0, D0, I0, HealthResult.SILENT, "busy") == [], "busy is not dead"
     assert names(roster) == ["d0"]
     roster.on_doubt(7.5, D0, I0)
-    assert losts(roster.on_probe(7.6, D0, I0, Probed.DEAD, "GET /health answered 503")) == [I0]
+    assert losts(roster.on_probe(7.6, D0, I0, HealthResult.DEAD, "GET /health answered 503")) == [I0]
     assert names(roster) == []
 
 
@@ -180,13 +180,13 @@ def stuck(roster: Roster, role: Role = Role.DECODE, other: Role = Role.DECODE) -
     roster.on_message(0.0, beat("d1", other))
     roster.find(D0, I0).in_flight += 1
     roster.on_doubt(3.0, D0, I0)
-    assert roster.on_probe(8.0, D0, I0, Probed.SILENT, "no answer") == [], "its agent calls it ready: busy"
+    assert roster.on_probe(8.0, D0, I0, HealthResult.SILENT, "no answer") == [], "its agent calls it ready: busy"
     out = []
     for second in (10, 16, 22):
         roster.on_message(second, beat("d0", role, seq=second, state=State.STARTING))
         roster.on_message(second, beat("d1", other, seq=second))
         roster.on_doubt(second, D0, I0)
-        out.append(",".join(losts(roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer"))))
+        out.append(",".join(losts(roster.on_probe(second + 5, D0, I0, HealthResult.SILENT, "no answer"))))
     return out
 
 
@@ -198,7 +198,7 @@ def test_legs_of_an_engine_that_answers_neither_probes_nor_its_agent_go_on_elsew
     roster.on_message(28.0, beat("d0", seq=99))
     assert names(roster) == ["d1"], "after a good probe"
     roster.on_tick(29.0)
-    roster.on_probe(29.1, D0, I0, Probed.HEALTHY, "")
+    roster.on_probe(29.1, D0, I0, HealthResult.HEALTHY, "")
     assert names(roster) == ["d0", "d1"]
 
 
@@ -221,7 +221,7 @@ def test_an_engine_that_comes_to_itself_between_two_probes_keeps_its_legs() -> N
     for second, state in ((10, State.STARTING), (16, State.READY), (22, State.STARTING)):
         roster.on_message(second, beat("d0", seq=second, state=state))
         roster.on_doubt(second, D0, I0)
-        assert losts(roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer")) == []
+        assert losts(roster.on_probe(second + 5, D0, I0, HealthResult.SILENT, "no answer")) == []
 
 
 def test_an_engine_that_starts_has_no_legs_to_give_up() -> None:
@@ -231,4 +231,4 @@ def test_an_engine_that_starts_has_no_legs_to_give_up() -> None:
     for second in (1, 7, 13):
         roster.on_message(second, beat("d0", seq=second, state=State.STARTING))
         roster.on_doubt(second, D0, I0)
-        assert roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer") == []
+        assert roster.on_probe(second + 5, D0, I0, HealthResult.SILENT, "no answer") == []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
+from exchanges import Drive, FakeBudget, FakePicks, FakeStream, begun, lost
 
 from xpyd_sidecar.router.api.faults import FailureKind, unavailable
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
 from xpyd_sidecar.router.serving.instructions import (
-    Answered,
+    AttemptAnswered,
+    AttemptBegun,
     AttemptEnded,
     AttemptStalls,
-    Begun,
     DeadlinePassed,
     Event,
     GivenUp,
@@ -61,52 +61,52 @@ def test_another_prefill_is_asked_only_while_decode_may_wait_for_an_announcement
 
 def test_after_prefills_end_decode_has_the_requests_time() -> None:
     drive = Drive(pair_s=10.0, load_s=50.0)
-    drive.on(Answered(1, 200), 30.0)
+    drive.on(AttemptAnswered(1, 200), 30.0)
     assert drive.exchange.deadline == 100.0
 
 
 def test_a_stream_runs_to_its_end() -> None:
     drive = Drive()
-    assert drive.on(Answered(1, 200)) == []
-    assert drive.on(Begun(2)) == ["relay 2"]
+    assert drive.on(AttemptAnswered(1, 200)) == []
+    assert drive.on(AttemptBegun(2)) == ["relay 2"]
     assert drive.on(AttemptEnded(2)) == ["complete", "over ok"]
     assert drive.exchange.over
 
 
 def test_a_whole_answer_is_passed_on() -> None:
     drive = Drive()
-    drive.on(Answered(1, 200))
-    assert drive.on(Answered(2, 200)) == ["pass 2", "over ok"]
+    drive.on(AttemptAnswered(1, 200))
+    assert drive.on(AttemptAnswered(2, 200)) == ["pass 2", "over ok"]
 
 
 def test_prefill_may_end_after_decode_but_not_for_ever() -> None:
     drive = Drive()
-    assert drive.on(Answered(2, 200)) == ["pass 2"]
+    assert drive.on(AttemptAnswered(2, 200)) == ["pass 2"]
     assert drive.exchange.deadline == 2.0
-    assert drive.on(Answered(1, 200)) == ["over ok"]
+    assert drive.on(AttemptAnswered(1, 200)) == ["over ok"]
     drive = Drive()
-    drive.on(Answered(2, 200))
+    drive.on(AttemptAnswered(2, 200))
     assert drive.on(DeadlinePassed(), 2.0) == ["cancel 1", "over ok"]
 
 
 @pytest.mark.parametrize("event",
-                         [lost(1), lost(1, FailureKind.REFUSED), Answered(1, 500), Answered(1, 503),
-                          Answered(1, 200, aborted=True),
-                                   Answered(1, 429)])
+                         [lost(1), lost(1, FailureKind.REFUSED), AttemptAnswered(1, 500), AttemptAnswered(1, 503),
+                          AttemptAnswered(1, 200, aborted=True),
+                                   AttemptAnswered(1, 429)])
 def test_prefill_fails_and_another_takes_over_while_decode_waits(event: Event) -> None:
     drive = Drive()
     assert drive.on(event, 4.0) == ["send 3 p1 a2"]
     again = drive.sent[-1].params
     assert again is not None
     assert (again.remaining_s, again.peer and again.peer.instance) == (6.0, "d0")
-    drive.on(Answered(3, 200))
-    assert drive.on(Begun(2)) == ["relay 2"]
+    drive.on(AttemptAnswered(3, 200))
+    assert drive.on(AttemptBegun(2)) == ["relay 2"]
 
 
 def test_no_prefill_left_and_decode_goes_on_alone() -> None:
     drive = Drive(FakePicks(prefills=1))
     assert drive.on(lost(1)) == ["cancel 2", "send 3 d0 alone"]
-    assert drive.on(Answered(3, 200)) == ["pass 3", "over ok"]
+    assert drive.on(AttemptAnswered(3, 200)) == ["pass 3", "over ok"]
 
 
 def test_no_prefill_left_and_the_request_is_refused_where_that_was_asked() -> None:
@@ -140,29 +140,29 @@ def test_what_the_router_lacks_ends_the_request_and_nobody_else_is_asked(leg: in
 
 
 @pytest.mark.parametrize("event", [lost(2), lost(2, FailureKind.REFUSED), lost(2, FailureKind.ABORTED),
-                                   Answered(2, 200, aborted=True), Answered(2, 500)])
+                                   AttemptAnswered(2, 200, aborted=True), AttemptAnswered(2, 500)])
 def test_decode_fails_before_its_first_byte_and_both_legs_are_made_anew(event: Event) -> None:
     drive = Drive()
     assert drive.on(event) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"]
     peer = drive.sent[-2].params and drive.sent[-2].params.peer
     assert peer is not None
     assert peer.instance == "d1"
-    assert drive.on(Begun(4)) == ["relay 4"]
+    assert drive.on(AttemptBegun(4)) == ["relay 4"]
     assert drive.exchange.retries == 2
 
 
 def test_a_second_error_status_is_relayed_as_the_engine_gave_it() -> None:
     drive = Drive(FakePicks(decodes=3))
-    drive.on(Answered(2, 500))
-    assert drive.on(Answered(4, 500)) == ["pass 4", "cancel 3", "over failed"]
+    drive.on(AttemptAnswered(2, 500))
+    assert drive.on(AttemptAnswered(4, 500)) == ["pass 4", "cancel 3", "over failed"]
 
 
 def test_an_error_status_without_another_decode_is_relayed() -> None:
     drive = Drive(FakePicks(decodes=1))
-    assert drive.on(Answered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
+    assert drive.on(AttemptAnswered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
 
 
-@pytest.mark.parametrize("event", [Answered(2, 500), Answered(1, 500)])
+@pytest.mark.parametrize("event", [AttemptAnswered(2, 500), AttemptAnswered(1, 500)])
 def test_a_retry_for_which_nobody_is_left_is_not_taken_from_the_budget(event: Event) -> None:
     budget = FakeBudget(3)
     Drive(FakePicks(prefills=1, decodes=1), budget=budget).on(event)
@@ -200,63 +200,63 @@ def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_
 
 
 def test_a_stream_that_has_begun_gets_more_legs_since_nobody_else_can_ask_for_its_rest() -> None:
-    drive = Drive(FakePicks(prefills=0, decodes=9), course=FakeCourse(), decode_legs=1, stream_legs=3)
-    drive.on(Begun(1))
+    drive = Drive(FakePicks(prefills=0, decodes=9), stream=FakeStream(), decode_legs=1, stream_legs=3)
+    drive.on(AttemptBegun(1))
     assert drive.on(lost(1))[-1] == "send 2 d1 alone"
     assert drive.on(lost(2))[-1] == "send 3 d2 alone"
     assert drive.on(lost(3)) == ["break 502", "over broken"]
 
 
 def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:
-    drive = Drive(FakePicks(prefills=0, decodes=2), course=FakeCourse())
-    drive.on(Begun(1))
+    drive = Drive(FakePicks(prefills=0, decodes=2), stream=FakeStream())
+    drive.on(AttemptBegun(1))
     assert drive.on(lost(1))[-1] == "send 2 d1 alone"
     assert drive.on(lost(2))[-1] == "send 3 d0 alone"
-    assert drive.on(Begun(3)) == ["relay 3"]
+    assert drive.on(AttemptBegun(3)) == ["relay 3"]
 
 
 def test_a_broken_stream_ends_with_an_error_event_and_is_never_begun_again() -> None:
     drive = Drive()
-    drive.on(Begun(2))
+    drive.on(AttemptBegun(2))
     assert drive.on(lost(2)) == ["break 502", "cancel 1", "over broken"]
-    assert drive.on(Begun(2)) == []
+    assert drive.on(AttemptBegun(2)) == []
 
 
 def test_what_decode_refuses_of_the_request_is_relayed_and_the_other_leg_cancelled() -> None:
-    assert Drive().on(Answered(2, 400)) == ["pass 2", "cancel 1", "over client_error"]
-    assert Drive().on(Answered(2, 404)) == ["pass 2", "cancel 1", "over client_error"]
+    assert Drive().on(AttemptAnswered(2, 400)) == ["pass 2", "cancel 1", "over client_error"]
+    assert Drive().on(AttemptAnswered(2, 404)) == ["pass 2", "cancel 1", "over client_error"]
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
 def test_what_prefill_refuses_is_decodes_to_judge_alone(status: int) -> None:
     for judged, end in ((200, "ok"), (400, "client_error")):
         drive = Drive(FakePicks(prefills=3))
-        assert drive.on(Answered(1, status)) == ["cancel 2", "send 3 d0 alone"]
+        assert drive.on(AttemptAnswered(1, status)) == ["cancel 2", "send 3 d0 alone"]
         assert drive.exchange.refused
-        assert drive.on(Answered(3, judged)) == ["pass 3", f"over {end}"]
+        assert drive.on(AttemptAnswered(3, judged)) == ["pass 3", f"over {end}"]
     drive = Drive(FakePicks(prefills=3))
-    drive.on(Answered(1, status))
+    drive.on(AttemptAnswered(1, status))
     assert drive.on(lost(3)) == ["send 4 d1 alone"], "prefill is asked no more"
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 def test_what_prefill_says_of_itself_is_no_judgement(status: int) -> None:
     drive = Drive(FakePicks(prefills=2))
-    assert drive.on(Answered(1, status)) == ["send 3 p1 a2"]
-    assert drive.on(Answered(3, status)) == ["cancel 2", "send 4 d0 alone"]
+    assert drive.on(AttemptAnswered(1, status)) == ["send 3 p1 a2"]
+    assert drive.on(AttemptAnswered(3, status)) == ["cancel 2", "send 4 d0 alone"]
     assert not drive.exchange.refused
 
 
 def test_where_decode_may_not_compute_prompts_prefills_refusal_stands() -> None:
     drive = Drive(on_no_prefill="reject")
-    assert drive.on(Answered(1, 400)) == ["pass 1", "cancel 2", "over client_error"]
+    assert drive.on(AttemptAnswered(1, 400)) == ["pass 1", "cancel 2", "over client_error"]
     assert not drive.exchange.refused
 
 
 def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:
-    for event in (lost(1), Answered(1, 500), Answered(1, 400)):
+    for event in (lost(1), AttemptAnswered(1, 500), AttemptAnswered(1, 400)):
         drive = Drive()
-        drive.on(Begun(2))
+        drive.on(AttemptBegun(2))
         assert drive.on(event) == []
         assert drive.on(AttemptEnded(2)) == ["complete", "over ok"]
 
@@ -264,11 +264,11 @@ def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:
 def test_the_client_goes_and_both_legs_are_aborted() -> None:
     assert Drive().on(GivenUp("client_gone")) == ["cancel 1", "cancel 2", "over client_gone"]
     drive = Drive()
-    drive.on(Answered(1, 200))
-    drive.on(Begun(2))
+    drive.on(AttemptAnswered(1, 200))
+    drive.on(AttemptBegun(2))
     assert drive.on(GivenUp("client_gone")) == ["cancel 2", "over client_gone"]
     drive = Drive()
-    drive.on(Answered(2, 200))
+    drive.on(AttemptAnswered(2, 200))
     assert drive.on(GivenUp("client_gone")) == ["cancel 1", "over ok"], "the answer was given"
 
 
@@ -278,7 +278,7 @@ def test_decode_does_not_wait_for_prefill_for_ever() -> None:
     assert drive.on(DeadlinePassed(), 10.0) == ["cancel 1", "cancel 2", "send 3 d0 alone"]
     assert drive.exchange.deadline == 100.0
     drive = Drive()
-    drive.on(Answered(1, 200))
+    drive.on(AttemptAnswered(1, 200))
     assert drive.exchange.deadline == 100.0, "prefill is done"
 
 
@@ -292,38 +292,38 @@ def test_a_request_ends_in_time() -> None:
     assert drive.on(DeadlinePassed(), 99.0) == []
     assert drive.on(DeadlinePassed(), 100.0) == ["refuse 504", "cancel 1", "cancel 2", "over timeout"]
     drive = Drive()
-    drive.on(Begun(2))
+    drive.on(AttemptBegun(2))
     assert drive.on(DeadlinePassed(), 100.0) == ["break 504", "cancel 1", "cancel 2", "over timeout"]
 
 
 def test_a_stopping_router_says_so() -> None:
     assert Drive().on(GivenUp("stopped", unavailable("bye"))) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
     drive = Drive()
-    drive.on(Begun(2))
+    drive.on(AttemptBegun(2))
     assert drive.on(GivenUp("stopped", unavailable("bye"))) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
 
 
 def test_events_of_legs_that_are_not_open_change_nothing() -> None:
     drive = Drive()
     drive.on(lost(1))
-    for event in (lost(1), Answered(1, 200), Begun(1), AttemptEnded(1), Answered(77, 200)):
+    for event in (lost(1), AttemptAnswered(1, 200), AttemptBegun(1), AttemptEnded(1), AttemptAnswered(77, 200)):
         assert drive.on(event) == []
 
 
 def test_a_stream_leg_that_stalls_before_its_first_byte_is_asked_elsewhere_and_costs_the_budget() -> None:
     budget = FakeBudget(1)
     drive = Drive(budget=budget)
-    drive.on(Answered(1, 200))
+    drive.on(AttemptAnswered(1, 200))
     assert drive.on(AttemptStalls(2)) == ["cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
     assert budget.left == 0
-    drive.on(Answered(3, 200))
+    drive.on(AttemptAnswered(3, 200))
     assert drive.on(AttemptStalls(4)) == [], "nobody else is left, and nothing is lost by waiting"
-    assert drive.on(Begun(4)) == ["relay 4"]
+    assert drive.on(AttemptBegun(4)) == ["relay 4"]
 
 
 def test_without_budget_a_silent_leg_stays_unless_its_instance_is_known_to_hang() -> None:
     drive = Drive(budget=FakeBudget(0))
-    drive.on(Answered(1, 200))
+    drive.on(AttemptAnswered(1, 200))
     assert drive.on(AttemptStalls(2)) == []
     assert drive.on(AttemptStalls(2, free=True)) == ["cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
 
@@ -339,19 +339,19 @@ def test_a_prefill_leg_that_stalls_is_replaced_while_decode_waits() -> None:
 def test_a_prefill_leg_stays_where_decode_may_not_do_without() -> None:
     drive = Drive(picks=FakePicks(prefills=1), on_no_prefill="reject")
     assert drive.on(AttemptStalls(1, free=True)) == []
-    assert drive.on(Answered(1, 200)) == []
+    assert drive.on(AttemptAnswered(1, 200)) == []
 
 
 def test_a_stream_that_pauses_goes_on_elsewhere_only_if_it_can() -> None:
-    course = FakeCourse()
-    drive = begun(course=course)
-    course.goes_on = False
+    stream = FakeStream()
+    drive = begun(stream=stream)
+    stream.goes_on = False
     assert drive.on(AttemptStalls(2, free=True)) == []
-    course.goes_on = True
+    stream.goes_on = True
     assert drive.on(AttemptStalls(2)) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
 
 
 def test_what_was_answered_does_not_stall() -> None:
     drive = Drive()
-    drive.on(Answered(2, 200))
+    drive.on(AttemptAnswered(2, 200))
     assert drive.on(AttemptStalls(1, free=True)) == []

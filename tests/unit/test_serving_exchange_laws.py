@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from exchanges import FakeBudget, FakeCourse, FakePicks, lost
+from exchanges import FakeBudget, FakePicks, FakeStream, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS, Exchange
 from xpyd_sidecar.router.serving.instructions import (
-    Answered,
+    AttemptAnswered,
+    AttemptBegun,
     AttemptEnded,
     AttemptLeaves,
     AttemptStalls,
-    Begun,
     CancelAttempt,
     Complete,
     DeadlinePassed,
@@ -45,7 +45,7 @@ def _simulate(dice: random.Random) -> None:
                     on_no_prefill=dice.choice(["decode", "reject"]), prefill_legs=dice.randrange(1, 4),
                            decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
     exchange = Exchange(TransferId("0" * 32), picks, limits, alone=dice.choice([False, False, True]), now=0.0,
-                        course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
+                        stream=dice.choice([None, FakeStream()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
     open_legs: dict[int, Role] = {}
     sent = 0
@@ -119,7 +119,7 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
     if now >= exchange.deadline or roll < 0.1:
         return exchange.handle(DeadlinePassed(), now), None, now
     if roll < 0.15:
-        return exchange.handle(Answered(999, 200), now), None, now
+        return exchange.handle(AttemptAnswered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
     if roll < 0.2:
         stirs: Event = dice.choice([AttemptLeaves(leg), AttemptStalls(leg), AttemptStalls(leg, free=True)])
@@ -129,9 +129,9 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
             return [], None, now
         event: Event = dice.choice([AttemptEnded(leg), lost(leg, FailureKind.ABORTED)])
     elif open_legs[leg] is Role.DECODE and roll < 0.4:
-        return exchange.handle(Begun(leg), now), None, now
+        return exchange.handle(AttemptBegun(leg), now), None, now
     else:
-        event = dice.choice([Answered(leg, dice.choice([200, 200, 400, 429, 500])), Answered(leg, 200, aborted=True),
-                             lost(leg, dice.choice(list(FailureKind)))])
+        event = dice.choice([AttemptAnswered(leg, dice.choice([200, 200, 400, 429, 500])),
+                             AttemptAnswered(leg, 200, aborted=True), lost(leg, dice.choice(list(FailureKind)))])
     del open_legs[leg]
-    return exchange.handle(event, now), leg if isinstance(event, Answered) else None, now
+    return exchange.handle(event, now), leg if isinstance(event, AttemptAnswered) else None, now

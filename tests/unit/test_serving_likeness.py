@@ -48,8 +48,8 @@ def served(ledger: Ledger, requests: int = 200, *, each: Labels = USUAL, now: fl
 def death(ledger: Ledger, now: float, number: int, *present: tuple[RequestHash, Labels],
           ) -> Conviction | LabelVerdict | None:
     for one, labels in present:
-        assert ledger.broke(now, engine(number), one, labels) is None
-    return ledger.died(now, engine(number))
+        assert ledger.on_break(now, engine(number), one, labels) is None
+    return ledger.on_death(now, engine(number))
 
 
 def convict(ledger: Ledger, one: RequestHash, labels: Labels, *, at: int = 0, now: float = 0.0) -> None:
@@ -62,14 +62,14 @@ def test_what_a_convicted_request_has_is_quarantined_and_the_next_death_of_one_t
     ledger = Ledger()
     served(ledger)
     convict(ledger, A, BAD)
-    assert ledger.asked(1.0, B, BAD) is Word.QUARANTINE
-    assert ledger.asked(1.0, B, {P: "another"}) is Word.GO
+    assert ledger.judge_request(1.0, B, BAD) is Word.QUARANTINE
+    assert ledger.judge_request(1.0, B, {P: "another"}) is Word.GO
     verdict = death(ledger, 2.0, 5, (B, BAD), (H, {}))
     assert isinstance(verdict, LabelVerdict)
     assert (verdict.what, verdict.engines) == ("a grammar", ("d0", "d1", "d5"))
     assert verdict.words.startswith("3 engines have died of requests that have this in common: a grammar")
-    assert ledger.asked(3.0, C, BAD) is verdict
-    assert ledger.asked(3.0, H, {}) is Word.GO
+    assert ledger.judge_request(3.0, C, BAD) is verdict
+    assert ledger.judge_request(3.0, H, {}) is Word.GO
     assert not ledger._cases, "what it explains accuses nobody else"
 
 
@@ -79,25 +79,25 @@ def test_it_is_refused_twice_as_long_each_time_and_quarantined_between() -> None
     convict(ledger, A, BAD)
     for turn, refused_s in enumerate((60.0, 120.0, 240.0, 480.0, 600.0, 600.0)):
         assert isinstance(death(ledger, now, 5 + turn, (request(f"b{turn}"), BAD)), LabelVerdict)
-        assert isinstance(ledger.asked(now + refused_s - 0.1, C, BAD), LabelVerdict)
+        assert isinstance(ledger.judge_request(now + refused_s - 0.1, C, BAD), LabelVerdict)
         now += refused_s
-        assert ledger.asked(now, C, BAD) is Word.QUARANTINE
+        assert ledger.judge_request(now, C, BAD) is Word.QUARANTINE
     ledger.tick(now + li.KNOWN_S)
-    assert ledger.asked(now + li.KNOWN_S, C, BAD) is Word.QUARANTINE
+    assert ledger.judge_request(now + li.KNOWN_S, C, BAD) is Word.QUARANTINE
     ledger.tick(now + li.KNOWN_S + 0.1)
-    assert ledger.asked(now + li.KNOWN_S + 0.1, C, BAD) is Word.GO
+    assert ledger.judge_request(now + li.KNOWN_S + 0.1, C, BAD) is Word.GO
 
 
 def test_a_success_clears_a_label_in_quarantine_and_one_that_is_refused() -> None:
     ledger = Ledger()
     served(ledger)
     convict(ledger, A, BAD)
-    ledger.ended_well(BAD)
-    assert ledger.asked(1.0, B, BAD) is Word.GO
+    ledger.on_ended_well(BAD)
+    assert ledger.judge_request(1.0, B, BAD) is Word.GO
     convict(ledger, B, BAD, at=2)
     assert isinstance(death(ledger, 1.0, 5, (C, BAD)), LabelVerdict)
-    ledger.ended_well(BAD)
-    assert ledger.asked(1.0, H, BAD) is Word.GO
+    ledger.on_ended_well(BAD)
+    assert ledger.judge_request(1.0, H, BAD) is Word.GO
 
 
 def test_a_success_before_the_deaths_speaks_for_a_label_of_a_convicted_request() -> None:
@@ -105,7 +105,7 @@ def test_a_success_before_the_deaths_speaks_for_a_label_of_a_convicted_request()
     served(ledger, each=BAD, requests=1)
     served(ledger)
     convict(ledger, A, BAD)
-    assert ledger.asked(1.0, B, BAD) is Word.GO
+    assert ledger.judge_request(1.0, B, BAD) is Word.GO
 
 
 def test_a_label_that_more_than_a_twentieth_carries_never_quarantines() -> None:
@@ -115,29 +115,29 @@ def test_a_label_that_more_than_a_twentieth_carries_never_quarantines() -> None:
     convict(ledger, A, BAD)
     for number in range(30):
         death(ledger, 1.0, 10 + number, (request(str(number)), BAD), (request(f"beside {number}"), {}))
-        assert ledger.asked(1.0, B, BAD) is Word.GO
-    ledger.hear(2.0, [G])
-    assert ledger.asked(2.0, B, BAD) is Word.GO, "nor if another router refuses it"
+        assert ledger.judge_request(1.0, B, BAD) is Word.GO
+    ledger.take_refusals(2.0, [G])
+    assert ledger.judge_request(2.0, B, BAD) is Word.GO, "nor if another router refuses it"
 
 
 def test_a_router_that_knows_of_few_requests_takes_no_label_for_rare() -> None:
     ledger = Ledger()
     served(ledger, 59)
     convict(ledger, A, BAD)
-    assert ledger.asked(1.0, B, BAD) is Word.GO
+    assert ledger.judge_request(1.0, B, BAD) is Word.GO
     served(ledger, 1)
     convict(ledger, B, BAD, at=2)
-    assert ledger.asked(1.0, C, BAD) is Word.QUARANTINE
+    assert ledger.judge_request(1.0, C, BAD) is Word.QUARANTINE
 
 
 def test_deaths_of_different_requests_that_end_one_engine_each_quarantine_what_they_have() -> None:
     ledger, others = Ledger(), [(request(f"h{number}"), {label(f"own{number}"): "own"}) for number in range(9)]
     served(ledger)
     for number in range(3):
-        assert ledger.asked(0.0, request("new"), BAD) is Word.GO, number
+        assert ledger.judge_request(0.0, request("new"), BAD) is Word.GO, number
         assert death(ledger, 0.0, number, (request(f"b{number}"), BAD), *others[3 * number:3 * number + 3]) is None
-    assert ledger.asked(1.0, request("new"), BAD) is Word.QUARANTINE
-    assert all(ledger.asked(1.0, *one) is Word.GO for one in others)
+    assert ledger.judge_request(1.0, request("new"), BAD) is Word.QUARANTINE
+    assert all(ledger.judge_request(1.0, *one) is Word.GO for one in others)
     assert isinstance(death(ledger, 1.0, 9, (request("new"), BAD)), LabelVerdict)
 
 
@@ -146,9 +146,9 @@ def test_one_that_is_carried_from_death_to_death_brings_its_labels_once() -> Non
     served(ledger)
     for number in range(6):
         death(ledger, 0.0, number, (A, {P: "its prompt"}), (request(f"h{number}"), {}), (request(f"i{number}"), {}))
-        ledger.ended(0.0, A)
+        ledger.on_ended(0.0, A)
     assert ledger.alike._chance(P, list(ledger.alike._deaths.values())) == float("inf")
-    assert ledger.asked(0.0, B, {P: "its prompt"}) is Word.GO
+    assert ledger.judge_request(0.0, B, {P: "its prompt"}) is Word.GO
 
 
 def test_what_is_at_deaths_as_often_as_chance_has_it_is_not_quarantined() -> None:
@@ -159,20 +159,20 @@ def test_what_is_at_deaths_as_often_as_chance_has_it_is_not_quarantined() -> Non
     for number in range(3):
         crowd: list[tuple[RequestHash, Labels]] = [(request(f"h{number}.{at}"), {}) for at in range(40)]
         death(ledger, 0.0, number, (request(f"b{number}"), BAD), *crowd)
-    assert ledger.asked(0.0, request("new"), BAD) is Word.GO
+    assert ledger.judge_request(0.0, request("new"), BAD) is Word.GO
 
 
 def test_who_was_at_a_death_waits_where_others_like_it_were_at_another() -> None:
     ledger = Ledger()
     served(ledger)
     assert death(ledger, 0.0, 0, (A, BAD)) is None
-    ledger.broke(0.1, engine(1), B, BAD)
-    assert ledger.asked(0.1, B, BAD) is Word.WAIT
-    assert ledger.asked(0.1, C, BAD) is Word.GO, "who was at none does not"
-    ledger.died(0.2, engine(1))
-    assert ledger.asked(0.2, B, BAD) is Word.QUARANTINE
-    ledger.ended_well(BAD)
-    assert ledger.asked(0.3, B, BAD) is Word.GO
+    ledger.on_break(0.1, engine(1), B, BAD)
+    assert ledger.judge_request(0.1, B, BAD) is Word.WAIT
+    assert ledger.judge_request(0.1, C, BAD) is Word.GO, "who was at none does not"
+    ledger.on_death(0.2, engine(1))
+    assert ledger.judge_request(0.2, B, BAD) is Word.QUARANTINE
+    ledger.on_ended_well(BAD)
+    assert ledger.judge_request(0.3, B, BAD) is Word.GO
 
 
 def test_a_convicted_requests_label_is_refused_at_once_where_another_that_has_it_was_at_another_death() -> None:
@@ -183,9 +183,9 @@ def test_a_convicted_requests_label_is_refused_at_once_where_another_that_has_it
     verdict = death(ledger, 0.0, 2, (A, BAD))
     assert isinstance(verdict, LabelVerdict)
     assert set(verdict.engines) == {"d0", "d1", "d2"}
-    assert isinstance(ledger.asked(0.0, A, BAD), Conviction)
-    assert isinstance(ledger.asked(0.0, B, BAD), LabelVerdict)
-    assert ledger.asked(0.0, H, {}) is Word.GO
+    assert isinstance(ledger.judge_request(0.0, A, BAD), Conviction)
+    assert isinstance(ledger.judge_request(0.0, B, BAD), LabelVerdict)
+    assert ledger.judge_request(0.0, H, {}) is Word.GO
 
 
 def test_of_what_suspects_have_in_common_the_label_that_fewest_requests_have_is_refused() -> None:
@@ -195,7 +195,7 @@ def test_of_what_suspects_have_in_common_the_label_that_fewest_requests_have_is_
     verdict = death(ledger, 1.0, 5, (B, {prefix: "the first 4096 bytes", Label(b"\x70" * 8): "a field"}))
     assert isinstance(verdict, LabelVerdict)
     assert verdict.what == "the first 4096 bytes"
-    assert ledger.asked(1.0, C, {Label(b"\x70" * 8): "a field"}) is Word.QUARANTINE, "the others stay where they were"
+    assert ledger.judge_request(1.0, C, {Label(b"\x70" * 8): "a field"}) is Word.QUARANTINE, "the others stay"
 
 
 def test_two_suspects_with_nothing_in_common_convict_neither() -> None:
@@ -211,21 +211,21 @@ def test_a_death_while_its_label_is_refused_is_explained_by_it() -> None:
     ledger = Ledger()
     served(ledger)
     convict(ledger, A, BAD)
-    ledger.broke(0.9, engine(7), C, BAD)
-    ledger.broke(0.9, engine(7), H, {})
+    ledger.on_break(0.9, engine(7), C, BAD)
+    ledger.on_break(0.9, engine(7), H, {})
     assert isinstance(death(ledger, 1.0, 5, (B, BAD)), LabelVerdict)
-    assert ledger.died(1.1, engine(7)) is None
+    assert ledger.on_death(1.1, engine(7)) is None
     assert engine(7) not in ledger._cases
 
 
-@pytest.mark.parametrize("end", ["lives", "lost"])
+@pytest.mark.parametrize("end", ["lives", "on_lost"])
 def test_an_engine_that_left_in_order_or_with_its_machine_accuses_no_label(end: str) -> None:
     ledger = Ledger()
     served(ledger)
     for number in range(6):
-        ledger.broke(0.0, engine(number), request(f"b{number}"), BAD)
+        ledger.on_break(0.0, engine(number), request(f"b{number}"), BAD)
         getattr(ledger, end)(engine(number))
-    assert ledger.asked(0.0, request("b0"), BAD) is Word.GO
+    assert ledger.judge_request(0.0, request("b0"), BAD) is Word.GO
     assert not ledger.alike._deaths
 
 
@@ -239,28 +239,28 @@ def test_what_one_router_refuses_others_refuse_until_it_does_no_longer_and_then_
     convict(one, A, BAD)
     death(one, 1.0, 5, (B, BAD))
     assert set(one.refusals(1.0)) == {A, G}
-    other.hear(1.0, one.refusals(1.0))
-    assert isinstance(other.asked(1.0, A), Conviction)
-    assert isinstance(other.asked(1.0, C, BAD), LabelVerdict)
+    other.take_refusals(1.0, one.refusals(1.0))
+    assert isinstance(other.judge_request(1.0, A), Conviction)
+    assert isinstance(other.judge_request(1.0, C, BAD), LabelVerdict)
     assert other.refusals(1.0) == [], "hearsay is not told on"
-    other.hear(300.0, one.refusals(1.0))
-    assert isinstance(other.asked(300.0, C, BAD), LabelVerdict), "as long as it is told"
-    assert isinstance(other.asked(300.0, A), Conviction)
-    other.hear(301.0, [])
-    assert other.asked(301.0, C, BAD) is Word.QUARANTINE
-    assert other.asked(301.0, A) is Word.ALONE
+    other.take_refusals(300.0, one.refusals(1.0))
+    assert isinstance(other.judge_request(300.0, C, BAD), LabelVerdict), "as long as it is told"
+    assert isinstance(other.judge_request(300.0, A), Conviction)
+    other.take_refusals(301.0, [])
+    assert other.judge_request(301.0, C, BAD) is Word.QUARANTINE
+    assert other.judge_request(301.0, A) is Word.ALONE
     other.tick(301.0 + li.KNOWN_S)
-    assert other.asked(301.0 + li.KNOWN_S, A) is Word.GO
+    assert other.judge_request(301.0 + li.KNOWN_S, A) is Word.GO
     assert other.quiet
 
 
 def test_a_success_here_stands_against_another_routers_word() -> None:
     ledger = Ledger()
     served(ledger)
-    ledger.hear(1.0, [G])
-    ledger.ended_well(BAD)
-    ledger.hear(2.0, [G])
-    assert ledger.asked(2.0, B, BAD) is Word.GO
+    ledger.take_refusals(1.0, [G])
+    ledger.on_ended_well(BAD)
+    ledger.take_refusals(2.0, [G])
+    assert ledger.judge_request(2.0, B, BAD) is Word.GO
 
 
 # ---- bounds
@@ -284,8 +284,8 @@ def test_deaths_labels_carriers_and_verdicts_are_bounded(monkeypatch: pytest.Mon
         many = {label(f"{number}+{at}"): "own" for at in range(3)}
         convict(ledger, request(f"p{number}"), many, at=10 + 2 * number)
         assert len(alike._verdicts) <= 5
-    assert ledger.asked(0.0, H, {label("3+0"): "own"}) is Word.QUARANTINE, "the oldest went"
-    assert ledger.asked(0.0, H, {label("0+0"): "own"}) is Word.GO
+    assert ledger.judge_request(0.0, H, {label("3+0"): "own"}) is Word.QUARANTINE, "the oldest went"
+    assert ledger.judge_request(0.0, H, {label("0+0"): "own"}) is Word.GO
 
 
 def test_the_sample_of_traffic_is_bounded_and_the_latest_stay() -> None:
@@ -293,7 +293,7 @@ def test_the_sample_of_traffic_is_bounded_and_the_latest_stay() -> None:
     for number in range(3 * li.SAMPLE):
         traffic.add([G] if number < 2 * li.SAMPLE else [P])
     assert len(traffic) == li.SAMPLE
-    assert (traffic.unseen(G), traffic.common(P)) == (True, True)
+    assert (traffic.is_unseen(G), traffic.common(P)) == (True, True)
 
 
 # ---- whatever happens
@@ -317,20 +317,20 @@ def test_its_words_follow_from_its_tables(events: list[tuple[str, int, int, floa
         said: Any = None
         match what:
             case "broke":
-                said = ledger.broke(now, engine(number), one, labels)
+                said = ledger.on_break(now, engine(number), one, labels)
             case "died":
-                said = ledger.died(now, engine(number))
+                said = ledger.on_death(now, engine(number))
             case "lives":
                 ledger.lives(engine(number))
             case "lost":
-                ledger.lost(engine(number))
+                ledger.on_lost(engine(number))
             case "ended":
-                ledger.ended(now, one)
+                ledger.on_ended(now, one)
             case "well":
-                ledger.ended_well(labels)
+                ledger.on_ended_well(labels)
                 assert not alike._verdicts.keys() & labels.keys(), "law 5"
             case "hear":
-                ledger.hear(now, [*labels, *([one] if number else [])])
+                ledger.take_refusals(now, [*labels, *([one] if number else [])])
             case _:
                 ledger.tick(now)
         assert label("usual") not in alike._verdicts or sample < 60, "law 1"
@@ -344,10 +344,10 @@ def test_its_words_follow_from_its_tables(events: list[tuple[str, int, int, floa
             assert all(0 < len(carriers.requests) <= min(death.present, li.CARRIERS) for carriers in death.labels.values())
         assert alike._deaths.keys() <= ledger._cases.keys()
         for at, labels_of_it in enumerate(OF):
-            word = ledger.asked(now, request(str(at)), labels_of_it)
+            word = ledger.judge_request(now, request(str(at)), labels_of_it)
             if alike.refusal(now, labels_of_it) is not None:
                 assert not isinstance(word, Word)
-            elif alike.quarantined(labels_of_it):
+            elif alike.is_quarantined(labels_of_it):
                 assert word is not Word.GO
             there = any(request(str(at)) in case.present for case in ledger._cases.values())
             assert ledger.alert or there or word is Word.GO

@@ -29,26 +29,26 @@ A, B, C = map(request, "ABC")
 
 def death(ledger: Ledger, now: float, number: int, *present: RequestHash) -> Conviction | None:
     for one in present:
-        assert ledger.broke(now, engine(number), one) is None
-    return ledger.died(now, engine(number))
+        assert ledger.on_break(now, engine(number), one) is None
+    return ledger.on_death(now, engine(number))
 
 
 def test_without_a_death_everybody_goes() -> None:
     ledger = Ledger()
-    assert (ledger.quiet, ledger.alert, ledger.asked(0.0, A)) == (True, False, Word.GO)
+    assert (ledger.quiet, ledger.alert, ledger.judge_request(0.0, A)) == (True, False, Word.GO)
 
 
 def test_the_first_break_holds_nobody_and_the_second_holds_until_both_verdicts_are_there() -> None:
     ledger = Ledger()
-    ledger.broke(0.0, engine(1), A)
-    assert (ledger.asked(0.0, A), ledger.alert, ledger.quiet) == (Word.GO, False, False)
-    ledger.broke(0.1, engine(2), A)
-    ledger.broke(0.1, engine(2), B)
-    assert (ledger.asked(0.1, A), ledger.asked(0.1, B), ledger.alert) == (Word.WAIT, Word.GO, True)
-    assert ledger.died(0.2, engine(1)) is None
-    assert ledger.asked(0.2, A) is Word.WAIT
-    assert ledger.died(0.3, engine(2)) is None
-    assert (ledger.asked(0.3, A), ledger.asked(0.3, B), ledger.suspects) == (Word.ALONE, Word.GO, 1)
+    ledger.on_break(0.0, engine(1), A)
+    assert (ledger.judge_request(0.0, A), ledger.alert, ledger.quiet) == (Word.GO, False, False)
+    ledger.on_break(0.1, engine(2), A)
+    ledger.on_break(0.1, engine(2), B)
+    assert (ledger.judge_request(0.1, A), ledger.judge_request(0.1, B), ledger.alert) == (Word.WAIT, Word.GO, True)
+    assert ledger.on_death(0.2, engine(1)) is None
+    assert ledger.judge_request(0.2, A) is Word.WAIT
+    assert ledger.on_death(0.3, engine(2)) is None
+    assert (ledger.judge_request(0.3, A), ledger.judge_request(0.3, B), ledger.suspects) == (Word.ALONE, Word.GO, 1)
 
 
 def test_who_was_alone_at_two_deaths_is_convicted() -> None:
@@ -58,8 +58,8 @@ def test_who_was_alone_at_two_deaths_is_convicted() -> None:
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2"))
     assert conviction.words.startswith("2 engines have died of this request")
-    assert ledger.asked(1.0, A) == conviction
-    assert [ledger.asked(1.0, one) for one in (B, C)] == [Word.GO] * 2
+    assert ledger.judge_request(1.0, A) == conviction
+    assert [ledger.judge_request(1.0, one) for one in (B, C)] == [Word.GO] * 2
     assert not ledger._cases, "what it explains accuses nobody else"
 
 
@@ -68,10 +68,10 @@ def test_who_was_beside_others_at_one_of_two_deaths_has_a_third_try_alone(first:
     ledger, second = Ledger(), (A,) if len(first) > 1 else (C, A)
     assert death(ledger, 0.0, 1, *first) is None
     for other in (B, C):
-        ledger.ended(0.5, other)
+        ledger.on_ended(0.5, other)
     assert death(ledger, 1.0, 2, *second) is None, "an unlucky one, as far as anybody knows"
-    ledger.ended(1.5, C)
-    assert ledger.asked(2.0, A) is Word.ALONE
+    ledger.on_ended(1.5, C)
+    assert ledger.judge_request(2.0, A) is Word.ALONE
     conviction = death(ledger, 3.0, 3, A, B)
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2", "d3"))
@@ -81,27 +81,27 @@ def test_who_was_beside_others_at_one_of_two_deaths_has_a_third_try_alone(first:
 def test_a_first_death_convicts_nobody_even_who_was_alone() -> None:
     ledger = Ledger()
     assert death(ledger, 0.0, 1, A) is None
-    assert ledger.asked(0.0, A) is Word.GO
+    assert ledger.judge_request(0.0, A) is Word.GO
 
 
 def test_who_is_alone_at_a_first_death_waits_for_the_word_on_another_engine() -> None:
     ledger = Ledger()
-    ledger.broke(0.0, engine(1), A)
+    ledger.on_break(0.0, engine(1), A)
     assert death(ledger, 0.1, 2, A) is None
-    assert ledger.asked(0.1, A) is Word.WAIT
+    assert ledger.judge_request(0.1, A) is Word.WAIT
     ledger.lives(engine(1))
-    assert ledger.asked(0.2, A) is Word.GO
+    assert ledger.judge_request(0.2, A) is Word.GO
 
 
 def test_the_sole_suspect_at_a_third_death_is_convicted_among_as_many_as_there_are() -> None:
     ledger, others = Ledger(), [request(f"h{number}") for number in range(100)]
     assert death(ledger, 0.0, 1, A, B, *others[:50]) is None
     assert death(ledger, 1.0, 2, A, B, *others[50:]) is None
-    assert (ledger.asked(1.0, A), ledger.asked(1.0, B), ledger.suspects) == (Word.ALONE, Word.ALONE, 2)
+    assert (ledger.judge_request(1.0, A), ledger.judge_request(1.0, B), ledger.suspects) == (Word.ALONE, Word.ALONE, 2)
     conviction = death(ledger, 2.0, 3, A, *others)
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2", "d3"))
-    assert all(ledger.asked(2.0, one) is Word.GO for one in (B, *others)), "they were twice at a death that is explained"
+    assert all(ledger.judge_request(2.0, one) is Word.GO for one in (B, *others)), "twice at a death that is explained"
 
 
 def test_two_suspects_at_one_death_convict_neither() -> None:
@@ -109,35 +109,35 @@ def test_two_suspects_at_one_death_convict_neither() -> None:
     for number in range(3):
         assert death(ledger, float(number), number, A, B) is None
     assert death(ledger, 3.0, 3, A) is not None
-    assert ledger.asked(3.0, B) is Word.GO
+    assert ledger.judge_request(3.0, B) is Word.GO
 
 
 def test_an_engine_that_lives_accuses_nobody() -> None:
     ledger = Ledger()
     for number in (1, 2):
-        ledger.broke(0.0, engine(number), A)
+        ledger.on_break(0.0, engine(number), A)
     ledger.lives(engine(1))
-    assert ledger.asked(0.0, A) is Word.GO
-    ledger.died(0.0, engine(2))
+    assert ledger.judge_request(0.0, A) is Word.GO
+    ledger.on_death(0.0, engine(2))
     ledger.lives(engine(2))
-    assert ledger.asked(0.0, A) is Word.GO
+    assert ledger.judge_request(0.0, A) is Word.GO
     assert death(ledger, 1.0, 3, A) is not None, "one that had died stays dead, whatever answers at its address now"
 
 
 def test_an_engine_that_is_lost_with_its_machine_accuses_nobody_though_it_looked_dead() -> None:
     ledger = Ledger()
     death(ledger, 0.0, 1, A)
-    ledger.lost(engine(1))
+    ledger.on_lost(engine(1))
     assert ledger.quiet
     assert death(ledger, 1.0, 2, A) is None
 
 
 def test_an_incarnation_dies_once_and_one_that_nobody_was_at_accuses_nobody() -> None:
     ledger = Ledger()
-    assert ledger.died(0.0, engine(1)) is None
+    assert ledger.on_death(0.0, engine(1)) is None
     assert (ledger.deaths, ledger.quiet) == (0, True)
     death(ledger, 0.0, 1, A)
-    assert ledger.died(0.1, engine(1)) is None
+    assert ledger.on_death(0.1, engine(1)) is None
     assert ledger.deaths == 1
 
 
@@ -146,7 +146,7 @@ def test_who_is_noted_after_the_verdict_was_there_as_well() -> None:
     death(ledger, 0.0, 1, A)
     death(ledger, 0.5, 2, A, B)
     death(ledger, 1.0, 3, C)
-    conviction = ledger.broke(1.1, engine(3), A)
+    conviction = ledger.on_break(1.1, engine(3), A)
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2", "d3"))
 
@@ -154,11 +154,11 @@ def test_who_is_noted_after_the_verdict_was_there_as_well() -> None:
 def test_no_verdict_in_time_is_no_death() -> None:
     ledger = Ledger()
     for number in (1, 2):
-        ledger.broke(0.0, engine(number), A)
+        ledger.on_break(0.0, engine(number), A)
     ledger.tick(po.VERDICT_S)
-    assert ledger.asked(po.VERDICT_S, A) is Word.WAIT
+    assert ledger.judge_request(po.VERDICT_S, A) is Word.WAIT
     ledger.tick(po.VERDICT_S + 0.1)
-    assert ledger.asked(po.VERDICT_S + 0.1, A) is Word.GO
+    assert ledger.judge_request(po.VERDICT_S + 0.1, A) is Word.GO
     assert ledger.quiet
 
 
@@ -166,8 +166,8 @@ def test_a_suspect_that_ends_whole_is_cleared() -> None:
     ledger = Ledger()
     for number in (1, 2):
         death(ledger, 0.0, number, A, B)
-    ledger.ended(1.0, A)
-    assert (ledger.asked(1.0, A), ledger.asked(1.0, B)) == (Word.GO, Word.ALONE)
+    ledger.on_ended(1.0, A)
+    assert (ledger.judge_request(1.0, A), ledger.judge_request(1.0, B)) == (Word.GO, Word.ALONE)
     assert death(ledger, 2.0, 3, A) is None, "its past is forgotten"
 
 
@@ -175,17 +175,17 @@ def test_a_refusal_holds_for_a_minute_then_it_is_a_suspect_whose_next_death_conv
     ledger = Ledger()
     death(ledger, 0.0, 1, A)
     death(ledger, 0.0, 2, A)
-    ledger.ended(59.9, A)
-    assert isinstance(ledger.asked(59.9, A), Conviction), "also where one that still ran ends well"
-    assert ledger.asked(60.0, A) is Word.ALONE
-    ledger.broke(61.0, engine(3), A)
-    assert ledger.asked(61.0, A) is Word.WAIT
-    again = ledger.died(61.1, engine(3))
+    ledger.on_ended(59.9, A)
+    assert isinstance(ledger.judge_request(59.9, A), Conviction), "also where one that still ran ends well"
+    assert ledger.judge_request(60.0, A) is Word.ALONE
+    ledger.on_break(61.0, engine(3), A)
+    assert ledger.judge_request(61.0, A) is Word.WAIT
+    again = ledger.on_death(61.1, engine(3))
     assert again is not None
     assert again.words.startswith("an engine has died of this request")
-    assert isinstance(ledger.asked(120.0, A), Conviction)
-    ledger.ended(125.0, A)
-    assert ledger.asked(125.0, A) is Word.GO, "one that ends well after its minute is cleared"
+    assert isinstance(ledger.judge_request(120.0, A), Conviction)
+    ledger.on_ended(125.0, A)
+    assert ledger.judge_request(125.0, A) is Word.GO, "one that ends well after its minute is cleared"
 
 
 def test_what_is_old_is_forgotten() -> None:
@@ -193,26 +193,26 @@ def test_what_is_old_is_forgotten() -> None:
     for number in (1, 2):
         death(ledger, float(number), number, A, B)
     ledger.tick(601.0)
-    assert ledger.asked(601.0, A) is Word.ALONE
+    assert ledger.judge_request(601.0, A) is Word.ALONE
     ledger.tick(601.1)
-    assert (ledger.asked(601.1, A), ledger.quiet) == (Word.GO, False)
+    assert (ledger.judge_request(601.1, A), ledger.quiet) == (Word.GO, False)
     assert death(ledger, 601.1, 3, A, B) is None
-    assert ledger.asked(601.1, A) is Word.ALONE, "the second death still counts"
+    assert ledger.judge_request(601.1, A) is Word.ALONE, "the second death still counts"
     ledger.tick(1201.2)
-    assert (ledger.asked(1201.2, A), ledger.quiet) == (Word.GO, True)
+    assert (ledger.judge_request(1201.2, A), ledger.quiet) == (Word.GO, True)
 
 
 def test_a_death_while_it_is_refused_is_explained_by_it() -> None:
     """It was in flight on two engines when it was convicted for a third."""
     ledger = Ledger()
     death(ledger, 0.0, 1, A)
-    ledger.broke(0.0, engine(4), A)
-    ledger.broke(0.0, engine(4), B)
+    ledger.on_break(0.0, engine(4), A)
+    ledger.on_break(0.0, engine(4), B)
     death(ledger, 0.0, 2, A)
-    assert isinstance(ledger.asked(0.0, A), Conviction)
-    assert ledger.died(1.0, engine(4)) is None
+    assert isinstance(ledger.judge_request(0.0, A), Conviction)
+    assert ledger.on_death(1.0, engine(4)) is None
     assert not ledger._cases
-    assert ledger.asked(1.0, B) is Word.GO
+    assert ledger.judge_request(1.0, B) is Word.GO
 
 
 # ---- bounds
@@ -224,8 +224,8 @@ def test_no_more_than_so_many_convictions_are_kept_and_the_oldest_goes(monkeypat
     for number, one in enumerate(those):
         death(ledger, float(number), 2 * number, one)
         death(ledger, float(number), 2 * number + 1, one)
-    assert [isinstance(ledger.asked(5.0, one), Conviction) for one in those] == [False, False, True, True, True]
-    assert len(ledger.refused(5.0)) == 3
+    assert [isinstance(ledger.judge_request(5.0, one), Conviction) for one in those] == [False, False, True, True, True]
+    assert len(ledger.convictions(5.0)) == 3
 
 
 def test_no_more_than_so_many_cases_are_kept_and_open_ones_go_before_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_no_more_than_so_many_cases_are_kept_and_open_ones_go_before_deaths(monk
     ledger = Ledger()
     death(ledger, 0.0, 0, A)
     for number in range(1, 5):
-        ledger.broke(float(number), engine(number), B)
+        ledger.on_break(float(number), engine(number), B)
     assert list(ledger._cases) == [engine(0), engine(3), engine(4)]
     for number in range(5, 8):
         death(ledger, float(number), number, request(f"x{number}"), request(f"y{number}"))
@@ -245,15 +245,15 @@ def test_no_more_than_so_many_requests_are_noted_of_one_engine_but_those_that_we
     monkeypatch.setattr(po, "PRESENT", 3)
     ledger, others = Ledger(), [request(f"h{number}") for number in range(8)]
     for one in others:
-        ledger.broke(0.0, engine(1), one)
+        ledger.on_break(0.0, engine(1), one)
     assert ledger._cases[engine(1)].present == set(others[:3])
     for one in (A, B, C, *others):
-        ledger.broke(0.0, engine(2), one)
+        ledger.on_break(0.0, engine(2), one)
     assert ledger._cases[engine(2)].present == {A, B, C, *others[:3]}
     for one in others[5:]:
-        ledger.broke(0.0, engine(3), one)
+        ledger.on_break(0.0, engine(3), one)
     for one in (A, B, C, *others):
-        ledger.broke(0.0, engine(4), one)
+        ledger.on_break(0.0, engine(4), one)
     assert ledger._cases[engine(4)].present == {A, B, C, *others[:3]}, "nine were at others"
 
 
@@ -278,15 +278,15 @@ def test_its_tables_agree_and_its_words_follow_from_them(events: list[tuple[str,
         said = None
         match what:
             case "broke":
-                said = ledger.broke(now, where, one)
+                said = ledger.on_break(now, where, one)
             case "died":
-                said = ledger.died(now, where)
+                said = ledger.on_death(now, where)
             case "lives":
                 ledger.lives(where)
             case "lost":
-                ledger.lost(where)
+                ledger.on_lost(where)
             case "ended":
-                ledger.ended(now, one)
+                ledger.on_ended(now, one)
             case _:
                 ledger.tick(now)
         if said is not None:  # law 2
@@ -301,7 +301,7 @@ def check(ledger: Ledger, now: float, requests: list[RequestHash]) -> None:
         there = [case for case in cases if one in case.present]
         assert (one in ledger._several) == (len(there) > 1)
         conviction = ledger._convicted.get(one)
-        said = ledger.asked(now, one)
+        said = ledger.judge_request(now, one)
         if conviction is not None and now < conviction.at + 60:
             assert said == conviction
         elif conviction is None and len(there) < 2:
@@ -337,7 +337,7 @@ class World:
     def send(self, one: RequestHash) -> None:
         self.held = [other for other in self.held if other != one]
         self.alone.discard(one)
-        said = self.ledger.asked(self.now, one)
+        said = self.ledger.judge_request(self.now, one)
         if isinstance(said, Conviction):
             self.refused.append(one)
         elif said is Word.WAIT:
@@ -361,7 +361,7 @@ class World:
         self.draw.shuffle(broken)
         for one in broken:
             del self.where[one]
-            self.ledger.broke(self.now, engine(number), one)
+            self.ledger.on_break(self.now, engine(number), one)
         for one in broken:
             self.send(one)
 
@@ -377,7 +377,7 @@ class World:
             done = self.draw.choice(honest)
             del self.where[done]
             self.alone.discard(done)
-            self.ledger.ended(self.now, done)
+            self.ledger.on_ended(self.now, done)
             self.look()
         return bool(acts or self.held) or any(one in self.where for one in self.poisons)
 
@@ -387,7 +387,7 @@ class World:
             self.send(one)
 
     def judge(self) -> None:
-        self.ledger.died(self.now, engine(self.unjudged.pop(self.draw.randrange(len(self.unjudged)))))
+        self.ledger.on_death(self.now, engine(self.unjudged.pop(self.draw.randrange(len(self.unjudged)))))
 
 
 @pytest.mark.parametrize("honest", [0, 1, 5, 100])

@@ -121,10 +121,10 @@ def test_profiles_go_with_what_engines_tell() -> None:
     _, before = known.parse("completions", body)
     terms[0] = SamplingTerms(sampled=True)
     assert known.parse("completions", body)[1] is before, "nobody has doubted them"
-    known.doubt()
+    known.invalidate()
     _, after = known.parse("completions", body)
     assert (before.terms.sampled, after.terms.sampled) == (False, True)
-    known.doubt()
+    known.invalidate()
     assert known.parse("completions", body)[1] is after, "they are the same"
 
 

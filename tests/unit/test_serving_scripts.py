@@ -123,7 +123,7 @@ class World:
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         context.via = b"1.1 xpyd-router"
         self.clock = context.loop = context.pool.loop = context.line._loop = Clock()  # type: ignore[assignment]
-        context.hold._loop = context.farewells._loop = self.clock  # type: ignore[assignment]
+        context.hold._loop = context.cancel_notices._loop = self.clock  # type: ignore[assignment]
         paths = Paths(context, Keys(), Probes(context))  # type: ignore[arg-type]
         self.server = Server(paths, RequestBounds(1 << 16, 1 << 20, 30.0), connect=connection.ClientConnection)
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
@@ -177,7 +177,7 @@ class World:
                 "open": len(context.servings), "in flight": [(m.name, m.in_flight) for m in context.roster.members()],
                 "states": [(m.name, m.state) for m in context.roster.members()],
                 "idle": {name: len(idle) for name, idle in context.pool._idle.items() if idle},
-                "doubted": self.doubted, "farewells": len(context.farewells),
+                "doubted": self.doubted, "farewells": len(context.cancel_notices),
                 "in all": context.observer.metrics.in_flight}
 
 
@@ -320,9 +320,9 @@ class Play:
         elif what in {"instance lost", "leaving"}:
             who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
             if what == "instance lost":
-                world.context.servings.lost(InstanceLost(*who, FailureReason("it was so")))
+                world.context.servings.on_lost(InstanceLost(*who, FailureReason("it was so")))
             else:
-                world.context.servings.leaving(InstanceLeaves(*who))
+                world.context.servings.on_leaving(InstanceLeaves(*who))
         elif what in {"later", "wait"}:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now
@@ -363,7 +363,7 @@ async def outcome(script: Script, monkeypatch: pytest.MonkeyPatch, *, known: boo
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     world = World(script)
     monkeypatch.setattr(world.context.watch, "suspect", lambda target, _: world.doubted.append(target.instance))
-    monkeypatch.setattr(world.context.watch, "doubt", lambda target: world.doubted.append(target.instance))
+    monkeypatch.setattr(world.context.watch, "request_probe", lambda target: world.doubted.append(target.instance))
     return await Play(world, script).run(known=known), world
 
 

@@ -103,7 +103,7 @@ def test_a_wrong_document_is_named(changes: dict[str, Any], words: str) -> None:
 def test_an_engine_is_advertised_by_host_and_port_whatever_the_family(host: str, address: str) -> None:
     agent = config.decode(json.dumps(document(agent__advertise_host=host))).agent
     assert agent is not None
-    assert agent.advertised == address
+    assert agent.advertised_address == address
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", b"\xff\xfe"])

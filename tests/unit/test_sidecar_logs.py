@@ -53,7 +53,7 @@ class Said:
     def message(self, one: tuple[str, dict[str, object]]) -> str:
         return one[0]
 
-    def at(self, _: object) -> float:
+    def timestamp(self, _: object) -> float:
         return time.time()
 
     def fields(self, one: tuple[str, dict[str, object]]) -> dict[str, object]:

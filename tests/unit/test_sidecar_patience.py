@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 from xpyd_sidecar import patience
-from xpyd_sidecar.patience import Alarm, Reminder, within
+from xpyd_sidecar.patience import Alarm, Reminder, timeout_with_grace
 
 LOOPS = ("asyncio", "uvloop")
 
@@ -52,7 +52,7 @@ async def test_a_moment_that_moves_rings_once_it_is_near_and_no_later_than_it_ca
     reminder = Reminder(loop)
 
     def at(due: float) -> None:
-        reminder.at(due, loop.time(), lambda: rung.append(loop.time()))
+        reminder.schedule(due, loop.time(), lambda: rung.append(loop.time()))
 
     at(loop.time() + patience.SOON_S + 100)
     assert reminder._alarm is None, "far away: said again"
@@ -81,7 +81,7 @@ async def test_an_owner_that_is_reminded_goes_without_the_collector() -> None:
 
         def remind(self, after_s: float) -> None:
             loop = asyncio.get_running_loop()
-            self.reminder.at(loop.time() + after_s, loop.time(), self.on_time)
+            self.reminder.schedule(loop.time() + after_s, loop.time(), self.on_time)
 
         def on_time(self) -> None:
             rung.set()
@@ -112,7 +112,7 @@ async def test_what_came_while_the_loop_stood_still_is_read_before_the_time_is_u
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader, writer = await asyncio.open_connection(sock=ours)
-        async with within(0.05):
+        async with timeout_with_grace(0.05):
             reading = asyncio.ensure_future(reader.readexactly(4))
             await asyncio.sleep(0)
             theirs.send(b"here")
@@ -125,6 +125,6 @@ async def test_what_came_while_the_loop_stood_still_is_read_before_the_time_is_u
 
 
 async def _read_within(reader: asyncio.StreamReader, seconds: float, stands_s: float) -> None:
-    async with within(seconds):
+    async with timeout_with_grace(seconds):
         time.sleep(stands_s)  # noqa: ASYNC251
         await reader.readexactly(4)

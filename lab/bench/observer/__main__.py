@@ -58,16 +58,16 @@ def measured() -> dict[str, float]:
     each = iter(records * (2 * ROUNDS))
 
     def one() -> None:
-        observer.opened(1000, "")
-        observer.over(next(each))
+        observer.on_opened(1000, "")
+        observer.on_over(next(each))
 
     out = {"request_us": best_us(one, REQUESTS)}
     now = time.time()
     for second in range(hi.SECONDS + 1):
         for number in range(64):
             of = records[(second * 64 + number) % REQUESTS]
-            observer.history.closed(of_records(of.api, [of]))
-        observer.history.turn(now + second + 1, 100, 0)
+            observer.history.on_closed(of_records(of.api, [of]))
+        observer.history.advance(now + second + 1, 100, 0)
     out["second_of_64_pairs_us"] = best_us(lambda: hi.row_of(observer.history.seconds[-1]), 1000)
     out["scrape_ms"] = best_us(observer.metrics.text, 20) / 1000
     out["scrape_kib"] = len(observer.metrics.text()) / 1024
@@ -77,7 +77,7 @@ def measured() -> dict[str, float]:
 
     out["fleet_ms"] = best_us(fleet, 20) / 1000
     out["fleet_kib"] = len(fleet()) / 1024
-    out["dashboard_first_ms"] = best_us(lambda: msgspec.json.encode(observer.history.since(0)), 20) / 1000
+    out["dashboard_first_ms"] = best_us(lambda: msgspec.json.encode(observer.history.rows_since(0)), 20) / 1000
     return out
 
 

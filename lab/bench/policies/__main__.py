@@ -145,7 +145,7 @@ class Fleet:
                                  AgentId("a"), self.views[0][index].incarnation, load=load)
                 held = self.ledgers[index].compare(self.caches[index].keys()) if self.tells else None
                 for router, view in enumerate(self.views):
-                    view[index].hear(now, told)
+                    view[index].take_beat(now, told)
                     if held is not None:
                         self._tell(router, index, told, held)
 

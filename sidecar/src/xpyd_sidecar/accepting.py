@@ -110,7 +110,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if resources.ours(error):
+                if resources.is_own_lack(error):
                     self.errors += 1
                     self._complaint.add(error)
                     self._pause(LACK_S)

@@ -12,13 +12,13 @@ class Draining:
         self.asked = False
         self._listeners: list[Callable[[bool], None]] = []
 
-    def say(self, asked: bool) -> None:
-        """The agent's side: a drain has begun, or was taken back."""
+    def announce(self, asked: bool) -> None:
+        """Called by the agent: tell the router beside it that a drain has begun, or (``asked`` False) was taken back."""
         self.asked = asked
         for listener in self._listeners:
             listener(asked)
 
     def listen(self, listener: Callable[[bool], None]) -> None:
-        """The router's side: be told now and from now on."""
+        """Called by the router: ``listener`` gets ``asked`` now and whenever it changes."""
         self._listeners.append(listener)
         listener(self.asked)

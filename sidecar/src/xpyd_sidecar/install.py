@@ -54,7 +54,7 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
 
 
-class Installed(NamedTuple):
+class InstallResult(NamedTuple):
     """What a run found and did."""
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ def sources(package: Path, extras: Path) -> dict[str, Path]:
     return {**found, infos[0].name: infos[0], package.name: package}
 
 
-def install(target: Path, folders: Mapping[str, Path]) -> Installed:
+def install(target: Path, folders: Mapping[str, Path]) -> InstallResult:
     """Have a copy of every folder in ``target``, which is made if it is not there.
 
     Raises:
@@ -94,7 +94,7 @@ def install(target: Path, folders: Mapping[str, Path]) -> Installed:
         raise InstallError(f"{error.filename or target}: {error.strerror}") from None
 
 
-def _install(target: Path, folders: Mapping[str, Path]) -> Installed:
+def _install(target: Path, folders: Mapping[str, Path]) -> InstallResult:
     wanted = {name: list(_files(folder)) for name, folder in folders.items()}
     size = sum(path.stat().st_size for files in wanted.values() for path in files)
     count = sum(map(len, wanted.values()))
@@ -112,7 +112,7 @@ def _install(target: Path, folders: Mapping[str, Path]) -> Installed:
         for remains in target.glob(f"{STAGE}*"):
             shutil.rmtree(remains)
         if set(ours) == set(folders) and all(_same(target / name, folders[name]) for name in folders):
-            return Installed(tuple(folders), count, size, copied=False)
+            return InstallResult(tuple(folders), count, size, copied=False)
         _check_space(target, [path for files in wanted.values() for path in files], len(wanted))
         with tempfile.TemporaryDirectory(prefix=STAGE, dir=target) as stage:
             for name, files in wanted.items():
@@ -123,7 +123,7 @@ def _install(target: Path, folders: Mapping[str, Path]) -> Installed:
             for name in set(ours) - set(folders):
                 _swap(target / name, Path(stage))
             _mark(target, stage, set(folders))
-    return Installed(tuple(folders), count, size, copied=True)
+    return InstallResult(tuple(folders), count, size, copied=True)
 
 
 @contextmanager

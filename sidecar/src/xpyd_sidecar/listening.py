@@ -53,7 +53,7 @@ def _both(*, as_made: bool = False) -> bool:
     return True
 
 
-def there(module: str) -> str:
+def installed_name(module: str) -> str:
     """The name of a module in the package that is installed. Its package is looked for and not imported."""
     if module not in BEFORE:
         return module
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     if not argv:
         sys.stderr.write("usage: python -m xpyd_sidecar.listening MODULE ARGUMENT …\n")
         raise SystemExit(2)
-    made = command(there(argv[0]), argv[1:])
+    made = command(installed_name(argv[0]), argv[1:])
     os.execv(made[0], made)  # noqa: S606 (the command is ours, and there is no shell)
 
 

@@ -34,7 +34,7 @@ class Form(Protocol[_T_contra]):
     def message(self, one: _T_contra) -> str:
         """What the line says."""
 
-    def at(self, one: _T_contra) -> float:
+    def timestamp(self, one: _T_contra) -> float:
         """The line's time (Unix)."""
 
     def fields(self, one: _T_contra) -> dict[str, object]:
@@ -123,7 +123,7 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         for one in those:
             try:
                 words = self._words(logger, form.message(one))
-                lines.append(f'{{"time":"{_stamp(form.at(one))}",{words},{form.json(one)}}}\n')
+                lines.append(f'{{"time":"{_stamp(form.timestamp(one))}",{words},{form.json(one)}}}\n')
             except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
                 words = self._words(logger, "a line could not be made")
                 lines.append(f'{{"time":"{_stamp(time.time())}",{words},{_encode(_broken(error)).decode()[1:]}\n')

@@ -57,7 +57,8 @@ class Reminder:
     """An alarm for a moment that moves.
 
     Most of what has a deadline is over long before it. So a moment that is far away has no alarm yet: its owner says it
-    again (``at``) every second. One that rings too early costs less than one that is set anew whenever the moment moves.
+    again (``schedule``) every second. One that rings too early costs less than one that is set anew whenever the moment
+    moves.
 
     What rings is held only while an alarm is set: who owns a reminder and is rung by it goes without the collector.
     """
@@ -69,8 +70,10 @@ class Reminder:
         self._alarm: Alarm | None = None
         self._due = math.inf
 
-    def at(self, due: float, now: float, ring: Callable[[], object]) -> None:
-        """The moment now (seconds of the loop's clock), and what is called then; infinity: none."""
+    def schedule(self, due: float, now: float, ring: Callable[[], object]) -> None:
+        """Call ``ring`` at ``due``, in place of what was scheduled before. Both times are seconds of the loop's clock;
+        infinity: never.
+        """
         if self._due <= due < math.inf or due == self._due or (self._alarm is None and due >= now + SOON_S):
             return
         self.cancel()
@@ -90,7 +93,7 @@ class Reminder:
 
 
 @contextlib.asynccontextmanager
-async def within(seconds: float) -> AsyncIterator[None]:
+async def timeout_with_grace(seconds: float) -> AsyncIterator[None]:
     """``asyncio.timeout`` with the grace. Raises ``TimeoutError`` where the block takes longer."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:

@@ -50,19 +50,19 @@ class Lack(Exception):
     """Something could not be tried, since this process lacks what it takes. Says nothing of the other side."""
 
 
-def ours(error: BaseException) -> bool:
+def is_own_lack(error: BaseException) -> bool:
     """Whether an error of a connect, an accept or an open file is this process's own lack; ZeroMQ's have a number, too."""
     return getattr(error, "errno", None) in WORDS
 
 
 def refuse_lack(error: BaseException) -> None:
     """Raises Lack where an error tells of this process, not of the other side."""
-    if ours(error):
+    if is_own_lack(error):
         raise Lack(words(error)) from None
 
 
 def words(error: BaseException) -> str:
-    """What is lacking, for a client too: it names no address. ``error``: one of ``ours``."""
+    """What is lacking, for a client too: it names no address. ``error``: one for which ``is_own_lack`` holds."""
     return WORDS[getattr(error, "errno", 0)]
 
 
@@ -80,8 +80,8 @@ def memory_bytes(root: Path = Path("/")) -> int:
     return min(found, default=0)
 
 
-class Room(msgspec.Struct, frozen=True):
-    """How much may be open at once."""
+class OpenLimits(msgspec.Struct, frozen=True):
+    """How much this process may have open at once."""
 
     connections: int
     """Of clients."""
@@ -89,14 +89,14 @@ class Room(msgspec.Struct, frozen=True):
     """Requests."""
 
 
-def room(files: int, connections: int, in_flight: int) -> Room:
+def open_limits(files: int, connections: int, in_flight: int) -> OpenLimits:
     """What a limit of open files leaves of the ``connections`` and requests that are allowed.
 
     A request has ``PER_REQUEST`` files; beside each there is one for a client that waits, is refused, or asks for health.
     """
     free = max(files - RESERVE, PER_REQUEST + 1)
     in_flight = min(in_flight, free // (PER_REQUEST + 1))
-    return Room(min(connections, free - (PER_REQUEST - 1) * in_flight), in_flight)
+    return OpenLimits(min(connections, free - (PER_REQUEST - 1) * in_flight), in_flight)
 
 
 def raise_files() -> int:

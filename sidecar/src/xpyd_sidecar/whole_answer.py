@@ -9,7 +9,7 @@ class AnswerTooLong(aiohttp.ClientPayloadError):
     """A body has more bytes than are taken."""
 
 
-async def whole(content: aiohttp.StreamReader, most: int) -> bytes:
+async def read_whole(content: aiohttp.StreamReader, most: int) -> bytes:
     """All of a body, in however many pieces it comes (``StreamReader.read`` gives the first one alone).
 
     Raises:

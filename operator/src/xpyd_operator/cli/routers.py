@@ -15,7 +15,7 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import join_host_port
-from xpyd_sidecar.whole_answer import whole
+from xpyd_sidecar.whole_answer import read_whole
 
 TIMEOUT_S = 10.0
 TOKEN = "XPYD_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
@@ -70,7 +70,7 @@ async def read_of(url: str, token: str, path: str, headers: Mapping[str, str] | 
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(url + path, headers=shown, allow_redirects=False) as answer,
         ):
-            status, body = answer.status, await whole(answer.content, ANSWER_MAX)
+            status, body = answer.status, await read_whole(answer.content, ANSWER_MAX)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         raise XpydError(f"{url}{path}: {str(error) or type(error).__name__}") from None
     if status == 404:

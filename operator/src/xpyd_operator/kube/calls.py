@@ -12,8 +12,8 @@ from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.signing import SignedCall
-from xpyd_sidecar.patience import within
-from xpyd_sidecar.whole_answer import whole
+from xpyd_sidecar.patience import timeout_with_grace
+from xpyd_sidecar.whole_answer import read_whole
 
 NEVER = aiohttp.ClientTimeout(total=None)
 """The deadline of ``ask_router`` comes before what was answered while this process did not run."""
@@ -56,12 +56,12 @@ async def ask_router(session: aiohttp.ClientSession, pod: Facts, key: ServiceKey
         headers = {**shown, "Content-Type": "application/json"} if body else shown
         try:
             # The certificate is the clients': it names the Service, not the address of a pod.
-            async with within(timeout_s), session.request(
+            async with timeout_with_grace(timeout_s), session.request(
                     method, f"{scheme}://{join_host_port(pod.ip, pod.admin_port)}{path}", data=body or None, timeout=NEVER,
                     headers=headers, allow_redirects=False, ssl=False) as got:
                 if got.status != 200:
                     return None
-                said = await whole(got.content, most)
+                said = await read_whole(got.content, most)
         except TimeoutError:
             return None
         except (aiohttp.ClientError, OSError):

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey, admin_token
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.whole_answer import whole
+from xpyd_sidecar.whole_answer import read_whole
 
 TIMEOUT_S = 2.0
 ANSWER_MAX = 16 << 20
@@ -92,7 +92,7 @@ async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, headers=headers) as answer:
             if answer.status != 200:
                 return None
-            return msgspec.json.decode(await whole(answer.content, ANSWER_MAX), type=Fleet)
+            return msgspec.json.decode(await read_whole(answer.content, ANSWER_MAX), type=Fleet)
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -111,6 +111,6 @@ async def _ask(run_dir: Path, method: str, path: str, body: bytes | None = None)
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
             session.request(method, f"http://agent{path}", data=body) as answer,
         ):
-            return await whole(answer.content, ANSWER_MAX) if answer.status < 300 else None
+            return await read_whole(answer.content, ANSWER_MAX) if answer.status < 300 else None
     except (aiohttp.ClientError, OSError, TimeoutError):
         return None

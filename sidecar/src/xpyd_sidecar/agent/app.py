@@ -43,7 +43,7 @@ from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import adapters, assignment, duty, keys
 from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.group import MemberAnswer
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -106,7 +106,7 @@ class Agent:
         self._started = self._loop.time()
         self._starting_since: float | None = self._started
         self._said_late = False
-        self._duty: Duty | None = None
+        self._duty: EngineRole | None = None
         self._complaint = resources.Complaint("the engine cannot be looked at, and counts as before")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -159,7 +159,7 @@ class Agent:
             "epoch": machine.epoch,
             "incarnation": machine.incarnation,
             "engine": self._config.engine,
-            "advertise_http": self._config.advertised,
+            "advertise_http": self._config.advertised_address,
             "drained": machine.drained,
             "waits_for": "" if machine.drained else machine.waits_for(routers, now),
             "load": msgspec.to_builtins(machine.load),
@@ -193,7 +193,7 @@ class Agent:
             self._ask_leader(True)
             return
         self._apply(DrainAsked())
-        self._draining.say(True)
+        self._draining.announce(True)
 
     def undrain(self) -> None:
         """Take the drain back, but for what other members have asked for."""
@@ -209,7 +209,7 @@ class Agent:
             return
         self._apply(UndrainAsked())
         self._drain_over = None
-        self._draining.say(False)
+        self._draining.announce(False)
 
     async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
         """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""
@@ -345,7 +345,7 @@ class Agent:
 
     def _tell_engine(self) -> None:
         machine = self._machine
-        now = Duty(machine.role, machine.epoch, machine.state is State.DRAINING)
+        now = EngineRole(machine.role, machine.epoch, machine.state is State.DRAINING)
         if now == self._duty:
             return
         try:

@@ -35,7 +35,15 @@ from xpyd_sidecar.contract.demand import RouterDemand, newest_demands
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.liveness import RestartWish
-from xpyd_sidecar.contract.membership import MAX_POISONS, MAX_ROUTERS, WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.membership import (
+    MAX_POISONS,
+    MAX_ROUTERS,
+    WIRE_VERSION,
+    GoodbyeMessage,
+    Heartbeat,
+    Load,
+    Parallel,
+)
 from xpyd_sidecar.contract.pair_notes import MOST_LINKS, MOST_REFUSED, PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
 
@@ -272,7 +280,7 @@ class Machine:
             state=self.state,
             agent=self._id,
             incarnation=self.incarnation,
-            http=self._doors or (self._agent.advertised,),
+            http=self._doors or (self._agent.advertised_address,),
             control=tuple(record.control for record in self._records),
             model=self._model,
             max_model_len=self._max_model_len,
@@ -294,9 +302,9 @@ class Machine:
             restart=restart,
         )
 
-    def last_message(self) -> Goodbye:
+    def last_message(self) -> GoodbyeMessage:
         """The message by which the agent leaves its routers."""
-        return Goodbye(WIRE_VERSION, self._service, self._instance, self._id, self.incarnation)
+        return GoodbyeMessage(WIRE_VERSION, self._service, self._instance, self._id, self.incarnation)
 
     def waits_for(self, routers: Sequence[KnownRouter], now: float) -> str:
         """Why a drain has not ended, in words; empty when there is none."""

@@ -31,7 +31,7 @@ from xpyd_sidecar.agent.prefix_teller import PrefixTeller
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat
+from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Beats:
         """What is known of each router, in order of address."""
         return tuple(self._links[address].view for address in sorted(self._links))
 
-    async def close(self, goodbye: Goodbye | None = None, linger_s: float = GOODBYE_LINGER_S) -> None:
+    async def close(self, goodbye: GoodbyeMessage | None = None, linger_s: float = GOODBYE_LINGER_S) -> None:
         """Say goodbye, wait for its acks for at most ``linger_s``, and close."""
         if goodbye is not None and self._links:
             text = msgspec.msgpack.encode(goodbye)
@@ -161,7 +161,7 @@ class Beats:
         try:
             link = _Link(view, self._context, self._keys[which], self._heartbeat_s, self._on_ack, which=which)
         except zmq.ZMQError as error:
-            if not resources.ours(error):
+            if not resources.is_own_lack(error):
                 raise
             self._warn(view.address, f"router {view.address} is told nothing yet: {resources.words(error)}")
             return

@@ -31,7 +31,7 @@ from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.pair_notes import PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
-from xpyd_sidecar.whole_answer import AnswerTooLong, whole
+from xpyd_sidecar.whole_answer import AnswerTooLong, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Probe:
         found = msgspec.structs.replace(found, pairs=self._pairs(incarnation), core=core, load=load)
         if not others:
             return found
-        doors = (self._config.advertised,) * len(ranks.own(self._config))
+        doors = (self._config.advertised_address,) * len(ranks.own(self._config))
         return msgspec.structs.replace(found, doors=doors + tuple(one.door for one in others for _ in one.control))
 
     async def _look(self, *, scrape: bool, others: Sequence[MemberRanks]) -> ProbeResult:
@@ -214,7 +214,7 @@ class Probe:
         except TimeoutError:
             return "slow", f"{what} took longer than {HEALTH_TIMEOUT_S:g} s"
         except (aiohttp.ClientError, OSError, BadAnswer) as error:
-            if resources.ours(error):  # nobody was asked
+            if resources.is_own_lack(error):  # nobody was asked
                 return "slow", f"{what}: {_why(error)}"
             resources.refuse_lack(error)
             return "down", f"{what}: {_why(error)}"
@@ -253,8 +253,8 @@ class Probe:
             logger.debug("the steps of the engine's core cannot be read: %s", error)
             return None, None
         found = [one for one in read if one is not None]
-        return (core_steps.together(found, incarnation, len(own)),
-                core_steps.prompts_together(found, incarnation, len(own)))
+        return (core_steps.sum_steps(found, incarnation, len(own)),
+                core_steps.sum_prompts(found, incarnation, len(own)))
 
     def prefixes(self, incarnation: Incarnation) -> HeldPrefixes | None:
         """What is in the caches of its ranks; None where not all of them say so, or what they say cannot be read."""
@@ -306,7 +306,7 @@ class Probe:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.get(f"http://{door}{path}", timeout=timeout, allow_redirects=False) as answer:
             try:
-                return answer.status, await whole(answer.content, ANSWER_LIMIT)
+                return answer.status, await read_whole(answer.content, ANSWER_LIMIT)
             except AnswerTooLong as error:
                 raise BadAnswer(f"{path}: {error}") from None
 

@@ -42,7 +42,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
 from xpyd_sidecar.contract.run_folder import FileT
 from xpyd_sidecar.listening import bound
-from xpyd_sidecar.whole_answer import whole
+from xpyd_sidecar.whole_answer import read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ class Rounds:
         agent = self._config.agent
         assert agent is not None
         try:
-            found = ranks.read_ranks(self._run_dir, ranks.own(agent), agent.advertised)
+            found = ranks.read_ranks(self._run_dir, ranks.own(agent), agent.advertised_address)
         except (ValueError, OSError) as error:
             self._complain("ranks", f"engine record: {error}")
             return None
@@ -324,7 +324,7 @@ class Rounds:
         try:
             async with session.post(f"http://{self._mine.leader}{group.PATH}", data=body, allow_redirects=False,
                                     headers={signing.HEADER: said}) as answer:
-                raw = await whole(answer.content, ANSWER_MAX)
+                raw = await read_whole(answer.content, ANSWER_MAX)
                 if answer.status != 200:
                     self._not_heard(f"status {answer.status}: {raw[:300].decode(errors='replace')}")
                     return

@@ -176,7 +176,7 @@ class Door:
         try:
             sock, _ = self._sock.accept()
         except OSError as error:
-            if resources.ours(error):
+            if resources.is_own_lack(error):
                 self._lack.add(error)
                 time.sleep(LACK_S)
             else:

@@ -74,14 +74,14 @@ def read(run_dir: Path, dp_rank: int) -> WrittenSteps | None:
     return run_folder.read(path_of(run_dir, dp_rank), WrittenSteps)
 
 
-def together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> CoreSteps | None:
-    """What ranks of one engine have said; None where one of them has said nothing in this life."""
+def sum_steps(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> CoreSteps | None:
+    """The steps of all ranks of one engine; None where fewer than ``expected`` have told theirs in this life."""
     ours = _all_of_life(((one.incarnation, one.steps) for one in ranks), incarnation, expected)
     return CoreSteps(sum(one.turns for one in ours), max(one.patience_s for one in ours)) if ours else None
 
 
-def prompts_together(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> PromptWork | None:
-    """What ranks of one engine have of prompts; None where one of them has told nothing of that in this life."""
+def sum_prompts(ranks: list[WrittenSteps], incarnation: Incarnation, expected: int) -> PromptWork | None:
+    """The prompts of all ranks of one engine; None where fewer than ``expected`` have told theirs in this life."""
     ours = _all_of_life(((one.incarnation, one.prompts) for one in ranks), incarnation, expected)
     return PromptWork(sum(one.queued for one in ours), sum(one.computed for one in ours)) if ours else None
 

@@ -16,16 +16,16 @@ from xpyd_sidecar.contract.ids import Role
 FILE = "duty.json"
 
 
-class Duty(msgspec.Struct, frozen=True):
-    """Fields that are not known are ignored."""
+class EngineRole(msgspec.Struct, frozen=True):
+    """What an engine is for at present. Fields that are not known are ignored."""
 
     role: Role
     epoch: int
     draining: bool = False
 
 
-def write(run_dir: Path, duty: Duty) -> None:
-    """Write it, so that it is there whole or not at all.
+def write(run_dir: Path, duty: EngineRole) -> None:
+    """Write the file, so that it is there whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -33,11 +33,11 @@ def write(run_dir: Path, duty: Duty) -> None:
     run_folder.write(run_dir / FILE, duty)
 
 
-def read(run_dir: Path) -> Duty | None:
-    """What stands there; None where nobody has said anything.
+def read(run_dir: Path) -> EngineRole | None:
+    """What stands in the file; None where there is none.
 
     Raises:
         ValueError: what stands there is none; names the file and the field.
         OSError: it cannot be read.
     """
-    return run_folder.read(run_dir / FILE, Duty)
+    return run_folder.read(run_dir / FILE, EngineRole)

@@ -153,7 +153,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.heartbeat_s if self.group is None else min(self.heartbeat_s, GROUP_BEAT_S)
 
     @property
-    def advertised(self) -> HostPort:
+    def advertised_address(self) -> HostPort:
         """The engine's address, as seen from the routers."""
         return join_host_port(self.advertise_host, self.advertise_port)
 

@@ -152,7 +152,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """Whether its engine is to be restarted because it stands still, so that no two of a role are at once."""
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
+class GoodbyeMessage(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     """The last message: stop picking this instance now, do not wait for missed beats."""
 
     v: int
@@ -213,7 +213,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """
 
 
-Up = Heartbeat | Goodbye
+Up = Heartbeat | GoodbyeMessage
 """Agent to router, of an instance as a whole."""
 AgentMessage = Up | PrefixChanges
 """All that an agent says to a router."""

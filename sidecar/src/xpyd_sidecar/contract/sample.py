@@ -64,8 +64,8 @@ class PackedSample(msgspec.Struct, frozen=True):
     """``COLUMNS`` 32-bit floats for each of them."""
 
 
-def little(numbers: array[float]) -> bytes:
-    """Numbers as they go over the wire."""
+def pack_numbers(numbers: array[float]) -> bytes:
+    """Numbers as they go over the wire: little-endian."""
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()

@@ -76,7 +76,7 @@ class Notes(msgspec.Struct, frozen=True):
     """``First``, as msgpack."""
 
 
-class Asked(msgspec.Struct, frozen=True, tag="trace", tag_field="t"):
+class TraceQuery(msgspec.Struct, frozen=True, tag="trace", tag_field="t"):
     """Control message: tell what you have noted of these transfers."""
 
     transfers: tuple[TransferId, ...]

@@ -14,12 +14,12 @@ from typing import Final
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.contract.timeline import Asked, TracedAnswer
+from xpyd_sidecar.contract.timeline import TracedAnswer, TraceQuery
 from xpyd_sidecar.engine.pair_recorder import PairRecorder
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.kv import messages, peers
 from xpyd_sidecar.kv.keys import Outcome, Recent
-from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Hello, Ping, Pong, Prefix, Reject, ToDecode, Welcome
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, Ping, Pong, Prefix, Reject, ToDecode, TryGone, Welcome
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing
 from xpyd_sidecar.session.receiver import RefusedRank
@@ -84,7 +84,7 @@ class ControlHandler:
             elif isinstance(message, Ping):
                 self._carrying.post(peer, Pong(message.seq, ours.incarnation))
                 self._carrying.pair(self._pairing.on_progress(peer, message.work))
-            elif isinstance(message, Asked):
+            elif isinstance(message, TraceQuery):
                 told = self._carrying.ring.notes_of(message.transfers)
                 self._carrying.post(peer, TracedAnswer(ours.instance, time.monotonic(), clock(), told))
             elif known is None:
@@ -98,7 +98,7 @@ class ControlHandler:
                             self._ranks.put(rank.incarnation, whose)
                 self._carrying.pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
                                                            refused=known.refused))
-            elif isinstance(message, Gone):
+            elif isinstance(message, TryGone):
                 self._carrying.pair(self._pairing.on_gone(message))
             else:
                 self._carrying.post(peer, Reject(Outcome.PROTOCOL, f"{type(message).__name__} is not for decode"))

@@ -17,7 +17,7 @@ from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.kv import messages, offers, pairing, peers
 from xpyd_sidecar.kv.keys import Outcome, Recent
-from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Ping
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Ping, TryGone
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing
 from xpyd_sidecar.session.control import ControlThread
@@ -116,7 +116,7 @@ class SchedulerActions:
                 self.orders.worked += [one.key for one in step.work]
                 self.post(step.peer, Ping(0, step.work))
             elif isinstance(step, offers.SendGone):
-                self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
+                self.post(step.peer, TryGone(*step.key, step.outcome, step.reason, step.retry))
             else:
                 self._ended(step, f"push of {step.key} to {step.peer.instance}", sends=True)
                 if step.outcome is Outcome.OK:

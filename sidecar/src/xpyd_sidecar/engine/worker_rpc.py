@@ -32,7 +32,7 @@ from xpyd_sidecar.broadcast.errors import QueueClosed, ReaderStuck
 from xpyd_sidecar.broadcast.rpc import CallFailed, NoAnswer, WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import duty
-from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import PeerError, PeerGone
@@ -88,7 +88,7 @@ class WorkerRpc:
         self._asked: queue.Queue[Release | None] = queue.Queue(QUEUE_MAX)
         self._ready = False
         self._stop = threading.Event()
-        self._duty: Duty | None = None
+        self._duty: EngineRole | None = None
         self._held: dict[str, Any] = {}
         self._problems: dict[str, str] = {}
         """By call: how it has last failed, so that what fails again and again is said once."""
@@ -204,7 +204,7 @@ class WorkerRpc:
                         ", draining" if told.draining else "", by_rank or "nothing")
         self._duty, self._held = told, by_rank
 
-    def _asked_all(self, told: Duty) -> dict[str, Any] | None:
+    def _asked_all(self, told: EngineRole) -> dict[str, Any] | None:
         """What each worker holds; None: not all of them have said so, and they are asked again."""
         end = time.monotonic() + SAY_S
         try:

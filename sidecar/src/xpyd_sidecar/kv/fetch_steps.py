@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.buffer import BufferPlace
 from xpyd_sidecar.kv.keys import Key
-from xpyd_sidecar.kv.manifests import Ask, Busy, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, ManifestTaken
 from xpyd_sidecar.kv.selection import Piece
 
 
@@ -45,7 +45,7 @@ class SayFrame(NamedTuple):
 
     link: int
     key: Key
-    body: Ask | Taken | Busy
+    body: Ask | ManifestTaken | Busy
 
 
 class Fetch(NamedTuple):

@@ -46,7 +46,7 @@ from xpyd_sidecar.kv.fetch_steps import (
     WrongSum,
 )
 from xpyd_sidecar.kv.keys import Key, Recent
-from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, Sums, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums
 from xpyd_sidecar.kv.packing import NO_SUMS, WORD
 from xpyd_sidecar.kv.reach import ArraySpan, TableSpan
 from xpyd_sidecar.kv.ring import Ring
@@ -247,7 +247,7 @@ class Fetching:
         """
         one = self._tries.get(ident)
         if one is None or one.link != link:
-            return [SayFrame(link, ident[0], Taken(manifest.number))]
+            return [SayFrame(link, ident[0], ManifestTaken(manifest.number))]
         if manifest.number in one.told or len(one.told) >= MANIFESTS_MAX:
             raise TryError(f"told of manifest {manifest.number} twice, or of more than {MANIFESTS_MAX}")
         state = one.told[manifest.number] = ManifestState(manifest, 0)
@@ -399,7 +399,7 @@ class Fetching:
     def _taken(self, one: FetchTry, key: Key, state: ManifestState) -> list[Step]:
         state.taken = True
         one.taken.add(state.manifest.number)
-        return [SayFrame(one.link, key, Taken(state.manifest.number))]
+        return [SayFrame(one.link, key, ManifestTaken(state.manifest.number))]
 
     def _queue(self, ident: TryId, one: FetchTry, state: ManifestState) -> list[Step]:
         """All that is wanted of a manifest, and not here, is to be fetched."""

@@ -45,13 +45,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     """This one wants nothing of it: as if it said TAKEN to all of it, and DONE."""
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True):
+class ManifestTaken(msgspec.Struct, frozen=True, array_like=True):
     """Body of TAKEN: its bytes are in decode's own memory, or not wanted."""
 
     number: int
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class TryDone(msgspec.Struct, frozen=True, array_like=True):
     """Body of DONE: all that this rank wanted of a try is in place, and right."""
 
     size: int

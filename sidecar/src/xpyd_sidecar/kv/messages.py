@@ -31,7 +31,7 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import TRANSFER_ID, Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, TracedAnswer
+from xpyd_sidecar.contract.timeline import ASK_MAX, TracedAnswer, TraceQuery
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Geometry
 
@@ -134,7 +134,7 @@ class Announce(TransferAttempt, frozen=True, tag="announce", tag_field="t"):
         return self.identity + self.weights.encode()
 
 
-class Gone(TransferAttempt, frozen=True, tag="gone", tag_field="t"):
+class TryGone(TransferAttempt, frozen=True, tag="gone", tag_field="t"):
     """Prefill will not deliver this try. With ``retry`` another try may follow (its leg was aborted): decode waits on."""
 
     outcome: Outcome
@@ -172,10 +172,10 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
     incarnation: Incarnation
 
 
-ToDecode = Hello | Announce | Gone | Ping
+ToDecode = Hello | Announce | TryGone | Ping
 ToPrefill = Welcome | Reject | Drop | Pong
-Control = ToDecode | ToPrefill | Asked | TracedAnswer
-"""``Asked`` and ``TracedAnswer`` are a router's: they need no HELLO."""
+Control = ToDecode | ToPrefill | TraceQuery | TracedAnswer
+"""``TraceQuery`` and ``TracedAnswer`` are a router's: they need no HELLO."""
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -221,6 +221,6 @@ def unpack(raw: bytes) -> Control:
             raise MessageError(f"announce.data: {len(message.data)} addresses")
     if isinstance(message, Ping) and len(message.work) > WORK_MAX:
         raise MessageError(f"ping.work: {len(message.work)} transfers at once, over {WORK_MAX}")
-    if isinstance(message, Asked) and len(message.transfers) > ASK_MAX:
+    if isinstance(message, TraceQuery) and len(message.transfers) > ASK_MAX:
         raise MessageError(f"trace.transfers: {len(message.transfers)} are asked for at once, over {ASK_MAX}")
     return message

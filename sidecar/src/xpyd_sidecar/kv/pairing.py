@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.messages import Announce, Gone, WorkDone
+from xpyd_sidecar.kv.messages import Announce, TryGone, WorkDone
 
 UNCLAIMED_MAX: Final = 4096
 FOREVER: Final = Lease(math.inf)
@@ -274,7 +274,7 @@ class Pairing:
                     out.append(LoadProgress(one.key))
         return out
 
-    def on_gone(self, message: Gone) -> list[Instruction]:
+    def on_gone(self, message: TryGone) -> list[Instruction]:
         """Prefill's scheduler side withdraws a try. While LOADING its worker says so itself, in order with the data."""
         leg = self._by_transfer.get(message.transfer)
         early = self._unclaimed.get(message.transfer)

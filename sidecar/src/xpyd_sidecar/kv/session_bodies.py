@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.manifests import Ask, Busy, Done, Manifest, Sums, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, TryDone
 from xpyd_sidecar.kv.messages import MessageError
 
 NOT_ONE_HOST: Final = "shm: not on one host"
@@ -126,14 +126,14 @@ class FetchBytes(msgspec.Struct, frozen=True, array_like=True):
     """That they are being received in."""
 
 
-class Pressed(msgspec.Struct, frozen=True, array_like=True):
-    """Body of PRESS."""
+class PressManifest(msgspec.Struct, frozen=True, array_like=True):
+    """Body of PRESS: prefill needs the memory of a manifest, so decode is to fetch it now, or say BUSY."""
 
     number: int
     """Of the manifest."""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
+class FetchSent(msgspec.Struct, frozen=True, array_like=True):
     """Body of SENT, which prefill says of each fetch in a group, in their order."""
 
     number: int
@@ -171,8 +171,8 @@ class Reason(msgspec.Struct, frozen=True):
 LINK_NAMES: Final = frozenset(get_args(LinkName)) - {"map"}
 REASON_MAX: Final = 1000
 """Characters, far below what a frame has room for."""
-Body = (Able | LinkWelcome | LinkChoice | FetchBytes | Sent | Pressed | Group | Reason | Ask | Busy | Done | Manifest |
-        Sums | Taken)
+Body = (Able | LinkWelcome | LinkChoice | FetchBytes | FetchSent | PressManifest | Group | Reason | Ask | Busy | TryDone |
+        Manifest | Sums | ManifestTaken)
 T = TypeVar("T")
 _DECODERS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in get_args(Body)}

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.waking import CALL_MAX
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.patience import GRACE_S, late, within
+from xpyd_sidecar.patience import GRACE_S, late, timeout_with_grace
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.balance.told_prefixes import ToldPrefixes
 from xpyd_sidecar.router.endpoints.admin import AdminPaths
@@ -64,7 +64,7 @@ class RouterProcess:
             raise OurFault("run_router without a router section")
         self.files = resources.raise_files()
         """Files that this process may have open."""
-        room = resources.room(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
+        room = resources.open_limits(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
         config = msgspec.structs.replace(config, router=msgspec.structs.replace(
             config.router, max_in_flight=room.in_flight))
         assert config.router is not None
@@ -108,8 +108,8 @@ class RouterProcess:
         vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
         vitals.gave_way = self.server.gave_way
         ledger = self.server.ledger
-        vitals.held = {kind.value: ledger.held(kind) for kind in HeldKind}
-        vitals.held[HeldKind.BODIES.value] = self.server.bodies.held  # the reserve for small ones, too
+        vitals.held = {kind.value: ledger.held_bytes(kind) for kind in HeldKind}
+        vitals.held[HeldKind.BODIES.value] = self.server.bodies.held_bytes  # the reserve for small ones, too
         vitals.accept_errors = self.server.accept_errors
         return vitals
 
@@ -147,7 +147,7 @@ class RouterProcess:
         await asyncio.sleep(self._config.listen_on_s)
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):
-            async with within(self._config.drain_timeout_s):
+            async with timeout_with_grace(self._config.drain_timeout_s):
                 while self.context.servings or self.server.connections or self.server.opening:
                     await asyncio.sleep(0.02)
                     self.server.leave()
@@ -176,11 +176,11 @@ class RouterProcess:
         turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake),
                                              lambda: self.server.sweep(self.awake),
                                              lambda: self.admin.sweep(self.awake),
-                                             self.members.look, self._client_keys.look]
+                                             self.members.read_messages, self._client_keys.reload]
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)
-            self._vitals.lagged((now := loop.time()) - due)
+            self._vitals.count_lag((now := loop.time()) - due)
             if late(now, due):
                 if now - due > STANDSTILL_S:
                     self.awake = now

@@ -203,5 +203,5 @@ class Trial:
 
     def _lacks(self, error: Exception) -> None:
         """A lack of this process's own is no reason to do without shared memory for good, where there is no other link."""
-        if resources.ours(error) and self._fetcher.settings.transport == "shm":
+        if resources.is_own_lack(error) and self._fetcher.settings.transport == "shm":
             raise PeerGone(self._session.peer, f"cannot be asked now: {resources.words(error)}") from None

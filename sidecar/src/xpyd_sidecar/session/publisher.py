@@ -23,7 +23,7 @@ from xpyd_sidecar.errors import AuthError, ConfigError, PeerError, PeerGone, Pro
 from xpyd_sidecar.kv import publishing
 from xpyd_sidecar.kv import session_bodies as bodies
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.manifests import Ask, Busy, Done, Manifest, Sums, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, TryDone
 from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.wire import Frame, FrameKind
 from xpyd_sidecar.memory.store import CopyStore
@@ -243,7 +243,7 @@ class Publisher:
             except BlockingIOError:
                 return
             except OSError as error:
-                if not resources.ours(error):
+                if not resources.is_own_lack(error):
                     continue  # accept(2): as if there was none
                 self._lack.add(error)
                 self._loop.watch(self._listener, 0, self._accept)
@@ -272,7 +272,7 @@ class Publisher:
                 self._noting.mark(key, "heard")
                 self._carry_out(machine.ask(number, life, key, bodies.read_body(frame.body, Ask), time.monotonic()))
             case FrameKind.TAKEN:
-                taken = bodies.read_body(frame.body, Taken).number
+                taken = bodies.read_body(frame.body, ManifestTaken).number
                 if (copy := self._copies.get((key, taken))) is not None and session.serves is not None:
                     self._noting.piece(key, copy.told_at, time.monotonic(), copy.size, session.serves.name)
                 self._carry_out(machine.on_taken(number, life, key, taken))
@@ -284,7 +284,7 @@ class Publisher:
             case FrameKind.GOES_ON:
                 machine.on_progress(key)
             case FrameKind.DONE:
-                size = bodies.read_body(frame.body, Done).size
+                size = bodies.read_body(frame.body, TryDone).size
                 if key in machine and 0 <= size <= PLACED_MAX:
                     self._sizes[key] = self._sizes.get(key, 0) + size
                 self._carry_out(machine.on_done(number, life, key))
@@ -363,7 +363,7 @@ class Publisher:
         elif isinstance(step, publishing.EndSession):
             session.link.close(PeerGone(session.link.peer, "does not answer that a try is gone"))
         elif isinstance(step, publishing.Press):
-            session.link.send(FrameKind.PRESS, bodies.Pressed(step.number), step.key)
+            session.link.send(FrameKind.PRESS, bodies.PressManifest(step.number), step.key)
         else:
             session.link.send(FrameKind.GONE, bodies.Reason.from_words(step.outcome, step.reason, step.retry), step.key)
 

@@ -28,7 +28,7 @@ from xpyd_sidecar.kv.buffer import BufferPlace, TryId
 from xpyd_sidecar.kv.fetch_steps import TryError
 from xpyd_sidecar.kv.fetching import Fetching
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.manifests import Ask, Busy, Done, Manifest, Sums, Taken
+from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, TryDone
 from xpyd_sidecar.kv.receiving import Cancel, Confirm, WantTry
 from xpyd_sidecar.kv.wire import Frame, FrameKind
 from xpyd_sidecar.memory.marks import CopyMark
@@ -228,7 +228,7 @@ class Receiver:
         self._carry_out(self._machine.cancel(ident, given_up=isinstance(step, Withdraw)))
         session = self._sessions.get((want.address, want.incarnation))
         if session is not None and isinstance(step, Confirm):
-            session.send(FrameKind.DONE, Done(step.size), step.key)
+            session.send(FrameKind.DONE, TryDone(step.size), step.key)
             told = self._confirmed.setdefault(session.number, deque(maxlen=CONFIRMED_MAX))
             told.append((time.monotonic(), want, step))
         elif session is not None and isinstance(step, Cancel | Withdraw):
@@ -239,7 +239,7 @@ class Receiver:
         session = self._session(want)
         if session is not None:
             session.send(FrameKind.ASK, Ask(want.plan.takers, not want.plan.parts), step.key)
-            session.send(FrameKind.DONE, Done(step.size), step.key)
+            session.send(FrameKind.DONE, TryDone(step.size), step.key)
 
     def _want(self, want: WantTry, target: LoadTarget | None) -> None:
         known = self._wants.get(want.ident)
@@ -273,7 +273,7 @@ class Receiver:
             session = DecodeSession(self._me, self._loop, place, self._fetcher, told=self._told, ended=self._ended,
                                     chose=self._chose)
         except (OSError, ValueError) as error:
-            if resources.ours(error):
+            if resources.is_own_lack(error):
                 self._broken(want.ident, Outcome.OVERFLOW, f"decode cannot connect: {resources.words(error)}", final=True)
             else:
                 self._broken(want.ident, Outcome.PEER_LOST, f"{want.address}: {error}", final=False)
@@ -310,7 +310,7 @@ class Receiver:
                 case FrameKind.SUMS:
                     steps = self._machine.on_sums(number, ident, bodies.read_body(frame.body, Sums))
                 case FrameKind.PRESS:
-                    pressed = bodies.read_body(frame.body, bodies.Pressed)
+                    pressed = bodies.read_body(frame.body, bodies.PressManifest)
                     steps = self._machine.on_press(number, ident, pressed.number, RETRY_S)
                 case FrameKind.GONE:
                     why = bodies.read_body(frame.body, bodies.Reason)
@@ -489,5 +489,5 @@ class Receiver:
             session.link.close(PeerGone(session.link.peer, "this engine stops"))
 
 
-KINDS: Final[Mapping[type, FrameKind]] = {Ask: FrameKind.ASK, Taken: FrameKind.TAKEN, Busy: FrameKind.BUSY}
+KINDS: Final[Mapping[type, FrameKind]] = {Ask: FrameKind.ASK, ManifestTaken: FrameKind.TAKEN, Busy: FrameKind.BUSY}
 """By body: the frame that it is of."""

@@ -74,7 +74,7 @@ def _files_of_the_dashboard() -> Iterator[tuple[str, Answers]]:
 
 
 def _static(headers: list[tuple[bytes, bytes]], body: bytes, _: HttpRequest, reply: Reply) -> None:
-    reply.whole(200, headers, body)
+    reply.send_whole(200, headers, body)
 
 
 class AdminPaths:
@@ -92,8 +92,8 @@ class AdminPaths:
         }
         self._get |= {"/dashboard/data": self._data, **dict(_files_of_the_dashboard())}
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:  # noqa: ARG002 (of an interface)
-        """Nobody's in particular: there are no keys here."""
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:  # noqa: ARG002 (of an interface)
+        """Empty: there are no keys here, so a connection is nobody's in particular."""
         return ""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
@@ -120,13 +120,13 @@ class AdminPaths:
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
         self._admin.require(request, reply)
-        reply.whole(200, _JSON, msgspec.json.encode(fleet_of(self._context)))
+        reply.send_whole(200, _JSON, msgspec.json.encode(fleet_of(self._context)))
 
     def _sample(self, request: HttpRequest, reply: Reply) -> None:
         self._admin.require(request, reply)
         observer = self._context.observer
         observer.settle()
-        reply.whole(200, _JSON, msgspec.json.encode(observer.sample.told(self._context.service, time.time())))
+        reply.send_whole(200, _JSON, msgspec.json.encode(observer.sample.pack(self._context.service, time.time())))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         self._admin.require(request, reply)
@@ -143,6 +143,6 @@ class AdminPaths:
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
             raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        rows = self._context.observer.history.since(int(since))
+        rows = self._context.observer.history.rows_since(int(since))
         data = Data(round(time.time(), 3), COLUMNS, rows, fleet_of(self._context))
-        reply.whole(200, [*_JSON, (b"cache-control", b"no-store"), *_GUARD], msgspec.json.encode(data))
+        reply.send_whole(200, [*_JSON, (b"cache-control", b"no-store"), *_GUARD], msgspec.json.encode(data))

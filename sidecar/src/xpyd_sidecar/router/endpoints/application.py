@@ -22,7 +22,7 @@ from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, names_untold, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.probes import Probes
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, TenantKeys, shown, unknown
+from xpyd_sidecar.router.http.auth import ClientKeys, Keys, TenantKeys, shown_key, unknown
 from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, allow_methods, is_preflight, nothing_at
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.admission import admit
@@ -49,9 +49,9 @@ class Paths:
             "/v1/models": self._models,
         }
 
-    def still(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a head still is in order that was, and whose body was wanted: its key is looked at each time."""
-        keys, header, (of, latest) = self._client_keys.keys, shown(headers), self._knew
+    def is_still_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a head that was in order still is: its key is looked up each time, since keys may have changed."""
+        keys, header, (of, latest) = self._client_keys.keys, shown_key(headers), self._knew
         if of is keys and hmac.compare_digest(header, latest):
             return True  # as the client before
         if keys and not keys.shown_by(headers):
@@ -59,12 +59,12 @@ class Paths:
         self._knew = keys, header
         return True
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:
-        """Whose connection brings this head: the key where there are several; empty: everybody's; None: no key that it
-        needs.
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:
+        """The key that this head shows, where there are several; empty: a connection is everybody's; None: it shows no key
+        that is known, and needs one.
         """
         keys = self._client_keys.keys
-        if keys and not self.still(headers):
+        if keys and not self.is_still_authorized(headers):
             return None
         return self._client_keys.name(headers) if len(keys) > 1 else ""
 
@@ -107,7 +107,7 @@ class Paths:
             if not request.judged:
                 self.judge(request.method, request.path, request.headers)
             if self._cors is not None and is_preflight(request.method, request.headers):
-                reply.whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
+                reply.send_whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
                 return None
             if route is not None:
                 return admit(self._context, route, request, reply)
@@ -116,13 +116,13 @@ class Paths:
                 reply.close = True  # the rest of its body will not be read
             if route is not None:
                 tenant = self._client_keys.tenant(request.headers)
-                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status, fault.message,
-                                                tenant="" if tenant is None else tenant.name)
+                self._context.observer.on_unserved(route, request.request_id, fault.outcome, fault.status, fault.message,
+                                                   tenant="" if tenant is None else tenant.name)
             raise
         return self._get.get(request.path, self._model)(request, reply)
 
     def _check_client(self, headers: dict[bytes, bytes]) -> None:
-        if not self.still(headers):
+        if not self.is_still_authorized(headers):
             raise unknown(headers)
 
     def _metrics(self, request: HttpRequest, reply: Reply) -> None:
@@ -135,14 +135,14 @@ class Paths:
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
         data = [self._card(model) for model in self._shown(request)]
-        reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
+        reply.send_whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
 
     def _model(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
         model, served = request.path.removeprefix("/v1/models/"), self._shown(request)
         if model not in served:
             raise unknown_model(model, served) if self._context.names_told else names_untold()
-        reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
+        reply.send_whole(200, _JSON, msgspec.json.encode(self._card(model)))
 
     def _shown(self, request: HttpRequest) -> list[str]:
         """The served models that a client may use."""

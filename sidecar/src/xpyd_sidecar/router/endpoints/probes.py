@@ -23,14 +23,14 @@ class Probes:
 
     def health(self, _: HttpRequest, reply: Reply) -> None:
         """The process lives."""
-        reply.whole(200, _TEXT, b"ok\n")
+        reply.send_whole(200, _TEXT, b"ok\n")
 
     def ready(self, _: HttpRequest, reply: Reply) -> None:
         """It should get traffic, or why not."""
         if reason := self.not_ready():
-            reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
+            reply.send_whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
         else:
-            reply.whole(200, _TEXT, b"ready\n")
+            reply.send_whole(200, _TEXT, b"ready\n")
 
     def not_ready(self) -> str:
         """Why this router should get no traffic; empty when it should.
@@ -45,7 +45,7 @@ class Probes:
             return "the router is stopping"
         now, roster = context.loop.time(), context.roster
         beside = context.config.beside_engine
-        if not (roster.listened(now) if beside else roster.settled(now)):
+        if not (roster.has_waited_for_agents(now) if beside else roster.is_settled(now)):
             return "the roster is not settled: agents may not have found this router yet"
         if not beside and not context.standby.enabled and not roster.pickable(Role.DECODE):
             return roster.why_not(Role.DECODE)
@@ -57,4 +57,4 @@ class Probes:
         if context.loop.time() >= self._metrics_until:
             self._metrics_page = context.observer.metrics.text()
             self._metrics_until = context.loop.time() + RENDERED_S
-        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
+        reply.send_whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)

@@ -18,7 +18,7 @@ import zmq
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, TracedAnswer, Traces
+from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Clock, TracedAnswer, TraceQuery, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
@@ -39,14 +39,14 @@ ANSWER_MAX: Final = 16 << 20
 _JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
-def chosen(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
+def select_requests(header: bytes, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
     """Requests that a question is about (``last N``, ``slowest N`` or ``id WORD``; the last one where nothing is said), and
     transfers to ask engines for. Raises HttpFault: 400, with what would be right; 404, nothing is known of it.
     """
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
     if which in {"last", "slowest"} and word.isdecimal() and len(word) < 10 and 0 < int(word) <= ASK_MAX:
-        records = timeline.found(recent, which, int(word))
+        records = timeline.select(recent, which, int(word))
     elif which == "id" and word:
         records = [record for record in recent if word in {record.request_id, record.transfer}][-1:]
         if not records and TRANSFER_ID.fullmatch(word):
@@ -70,7 +70,7 @@ class Tracer:
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         """Begin to answer. Raises HttpFault: it is wrong, nothing is known of it, or another one is being answered."""
-        records, transfers = chosen(request.headers.get(HEADER.encode(), b""), self._context.observer.recent)
+        records, transfers = select_requests(request.headers.get(HEADER.encode(), b""), self._context.observer.recent)
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")
         answering = LaterReply(reply)
@@ -93,8 +93,9 @@ class Tracer:
             heard, silent = await asyncio.to_thread(ask, self._key, dict(engines), transfers) if transfers else ([], {})
             silent |= dict.fromkeys(gone, "it is gone")
             known = {record.transfer for record in records}
-            others = [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
-            lines = [timeline.of(record, heard) for record in records] + [line for line in others if line is not None]
+            others = [timeline.of_transfer(transfer, heard) for transfer in transfers if transfer not in known]
+            lines = [timeline.of_request(record, heard) for record in records]
+            lines += [line for line in others if line is not None]
             answer = Traces(context.service, context.name, len(context.observer.recent), tuple(lines),
                             tuple(Clock(one.told.instance, round(one.within_s, 6)) for one in heard), silent)
         except Exception:
@@ -103,7 +104,7 @@ class Tracer:
                 answering.reply.fault(HttpFault(500, "the trace could not be made; the router's log says why"))
             return
         if not answering.gone:
-            answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
+            answering.reply.send_whole(200, _JSON, msgspec.json.encode(answer))
 
 
 def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tuple[TransferId, ...],
@@ -130,7 +131,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
         end = time.monotonic() + deadline_s
         while any(one.open for one in exchanges.values()) and (left := end - time.monotonic()) > 0:
             for sock, _ in poller.poll(1 + int(1000 * left)):
-                exchanges[sock].hear()
+                exchanges[sock].receive()
         silent |= {one.name: one.problem or f"no answer within {deadline_s:g} s" for one in exchanges.values()
                    if one.heard is None}
         return [one.heard for one in exchanges.values() if one.heard is not None], silent
@@ -156,10 +157,10 @@ class ClockExchange:
     def ask(self) -> None:
         """Ask once more."""
         self._asked_at = time.monotonic()
-        self._sock.send_multipart(messages.pack(Asked(() if self._left > 1 else self._transfers)))
+        self._sock.send_multipart(messages.pack(TraceQuery(() if self._left > 1 else self._transfers)))
 
-    def hear(self) -> None:
-        """Take an answer."""
+    def receive(self) -> None:
+        """Take the engine's answer to the latest question, and ask the next one."""
         parts = self._sock.recv_multipart()
         now = time.monotonic()
         told = _told(parts)

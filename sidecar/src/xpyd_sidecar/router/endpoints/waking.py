@@ -46,7 +46,7 @@ class WakeEndpoint:
         self._key = keys.derive(key, "admin call")
         self._poll_s = poll_s
         self._polls: dict[WakePoll, None] = {}
-        context.hold.on_waker = self.look
+        context.hold.on_waker = self.on_waker
 
     def __len__(self) -> int:
         """Polls that are open."""
@@ -59,8 +59,8 @@ class WakeEndpoint:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise HttpFault(400, f"no call that a router knows: {error}", code="bad_wake") from None
         context = self._context
-        context.standby.told(call, context.loop.time())
-        context.hold.changed()
+        context.standby.on_call(call, context.loop.time())
+        context.hold.on_fleet_change()
         signature = request.headers.get(signing.HEADER.lower().encode(), b"").decode("latin-1")
         poll = WakePoll(self, reply, call, signature)
         if self._tells(poll):
@@ -72,8 +72,8 @@ class WakeEndpoint:
         poll.timer = context.loop.call_later(self._poll_s, self._end, poll)
         return poll
 
-    def look(self) -> None:
-        """Somebody is held, perhaps who may start instances."""
+    def on_waker(self) -> None:
+        """A request is held that may start instances: answer the polls that wait for one."""
         for poll in [each for each in self._polls if self._tells(each)]:
             self._end(poll)
 
@@ -100,5 +100,5 @@ class WakeEndpoint:
     def _answer(self, poll: WakePoll) -> None:
         body = msgspec.json.encode(WakeAnswer(self._context.name, self._context.hold.wakers))
         mac = signing.sign_answer(self._key, poll.signature, body).encode()
-        poll.reply.whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"),
-                               (signing.HEADER.lower().encode(), mac)], body)
+        poll.reply.send_whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"),
+                                    (signing.HEADER.lower().encode(), mac)], body)

@@ -49,14 +49,14 @@ class ExpectedInstances:
         self._took: dict[Role, float] = {}
         """What the latest start of a role took."""
 
-    def look(self, now: float) -> None:
+    def update(self, now: float) -> None:
         """Take note of what has changed. Called every second, and when the roster has changed."""
         for role in Role:
             able = bool(self._roster.pickable(role))
             if self._able[role] and not able:
                 self._went[role] = now
             self._able[role] = able
-        self.standby.look(serving=any(
+        self.standby.update(serving=any(
             each.role is Role.DECODE and each.state is State.READY and not self._roster.silent(now, each)
             for each in self._roster.members()))
         before, self._starting = self._starting, {}
@@ -66,12 +66,12 @@ class ExpectedInstances:
             elif member.state is State.READY and member.name in before:
                 self._took[member.role] = now - before[member.name]
 
-    def expected(self, role: Role, now: float, *, wakes: bool = True) -> bool:
+    def expects(self, role: Role, now: float, *, wakes: bool = True) -> bool:
         """Whether somebody of the role may take requests soon. ``wakes``: also whom a request would start."""
         if self.standby.expects(now) if wakes else self.standby.awake(now):
             return True
         went = now - self._went[role] < RETURN_S or (self._able[role] and not self._roster.pickable(role))
-        return (went or not self._roster.listened(now)
+        return (went or not self._roster.has_waited_for_agents(now)
                 or any(self._is_expected(member, role, now) for member in self._roster.members()))
 
     def soonest_s(self, role: Role, now: float) -> float:
@@ -81,7 +81,7 @@ class ExpectedInstances:
             return min(found)
         if self.standby.expects(now):
             return self._took.get(role, UNSEEN_S)
-        if self.expected(role, now):
+        if self.expects(role, now):
             return max(0.0, RETURN_S - (now - self._went[role])) + self._took.get(role, 0.0)
         return math.inf
 

@@ -140,11 +140,11 @@ class HeartbeatListener:
             socket.close()
             raise ConfigError(f"router.members_port: cannot bind {join_host_port(host, port)}: {error}") from None
         self._socket, self._fd = socket, int(socket.getsockopt(zmq.FD))
-        self.look()
+        self.read_messages()
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
 
-    def look(self) -> None:
-        """Take what is there. Also called every second, should an edge ever be missed."""
+    def read_messages(self) -> None:
+        """Take and answer the messages that have come. Also called every second, should an edge ever be missed."""
         if self._socket is None:
             return
         taken, receive = 0, self._socket.recv
@@ -184,11 +184,11 @@ class HeartbeatListener:
 
     def _go_on(self) -> None:
         self._paused = None
-        self.look()
+        self.read_messages()
 
     def _watch(self, watched: bool) -> None:
         if watched and not self._watched:
-            self._loop.add_reader(self._fd, self.look)
+            self._loop.add_reader(self._fd, self.read_messages)
         elif self._watched and not watched:
             self._loop.remove_reader(self._fd)
         self._watched = watched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xpyd_sidecar.contract.ids import ServiceName, split_host_port
-from xpyd_sidecar.contract.membership import AgentMessage, Goodbye, Heartbeat
+from xpyd_sidecar.contract.membership import AgentMessage, GoodbyeMessage, Heartbeat
 from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
 
 VERSIONS = frozenset({1})
@@ -38,7 +38,7 @@ def refuse_stale(member: FleetMember, beat: Heartbeat, *, heard: bool) -> None:
             f"{member.agent} (incarnation {member.incarnation or 'none'}), which began later and is heard")
 
 
-def refuse_replaced(member: FleetMember, goodbye: Goodbye) -> None:
+def refuse_replaced(member: FleetMember, goodbye: GoodbyeMessage) -> None:
     """A goodbye of who does not speak for the instance any more. Raises Refused."""
     if goodbye.incarnation and goodbye.incarnation != member.incarnation:
         raise BeatRefused(f"goodbye of incarnation {goodbye.incarnation}, which has been replaced")

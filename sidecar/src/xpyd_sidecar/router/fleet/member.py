@@ -27,7 +27,7 @@ TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fi
 _told = attrgetter(*TOLD)
 
 
-class Probed(Enum):
+class HealthResult(Enum):
     """How a health probe ended."""
 
     HEALTHY = "healthy"
@@ -131,11 +131,11 @@ class FleetMember(msgspec.Struct, eq=False):
         """Its state, in a word."""
         return "suspended" if self.suspended else "ejected" if self.ejected and self.able else self.state.value
 
-    def same(self, beat: Heartbeat) -> bool:
+    def matches(self, beat: Heartbeat) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
         return _told(beat) == _told(self)
 
-    def hear(self, now: float, beat: Heartbeat) -> None:
+    def take_beat(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
         before, prompts = self.load.prompts, beat.load.prompts
@@ -193,15 +193,15 @@ class DeathVerdict(Enum):
     LOST = "lost"
 
 
-def by_probe(member: FleetMember | None, result: Probed, *, silent: bool) -> DeathVerdict | None:
+def by_probe(member: FleetMember | None, result: HealthResult, *, silent: bool) -> DeathVerdict | None:
     """By a probe of the incarnation that ``member`` was before; None: nothing is known. ``silent``: its agent is."""
-    if result is Probed.HEALTHY:
+    if result is HealthResult.HEALTHY:
         return DeathVerdict.LIVES
     if member is None:
         return None
     if silent:
         return DeathVerdict.LOST
-    if result is Probed.SILENT:
+    if result is HealthResult.SILENT:
         return None
     return DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
 
@@ -270,7 +270,7 @@ class InstanceLeaves(msgspec.Struct, frozen=True):
     incarnation: Incarnation
 
 
-class Changed(msgspec.Struct, frozen=True):
+class RosterChange(msgspec.Struct, frozen=True):
     """Instruction: say so in the log, and count it by its kind."""
 
     instance: InstanceName
@@ -279,7 +279,7 @@ class Changed(msgspec.Struct, frozen=True):
     """For counting: joined, state, role, agent, pairs, suspended, resumed, ejected, readmitted, evicted, left."""
 
 
-Instruction = ProbeInstance | InstanceLost | InstanceLeaves | Changed
+Instruction = ProbeInstance | InstanceLost | InstanceLeaves | RosterChange
 
 
 class BeatRefused(Exception):

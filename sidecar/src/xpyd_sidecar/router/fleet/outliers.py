@@ -70,7 +70,7 @@ class SendCanary(msgspec.Struct, frozen=True):
     """None: nobody is compared with, since it is ejected already."""
 
 
-class Ejected(msgspec.Struct, frozen=True):
+class EjectInstance(msgspec.Struct, frozen=True):
     """Instruction: pick it no more. ``hung``: it answers nothing, so what has not begun there is better elsewhere; of who
     is ejected already that may be found later.
     """
@@ -81,7 +81,7 @@ class Ejected(msgspec.Struct, frozen=True):
     hung: bool = False
 
 
-class Readmitted(msgspec.Struct, frozen=True):
+class ReadmitInstance(msgspec.Struct, frozen=True):
     """Instruction: pick it again."""
 
     instance: InstanceName
@@ -89,7 +89,7 @@ class Readmitted(msgspec.Struct, frozen=True):
     reason: str
 
 
-OutlierInstruction = SendCanary | Ejected | Readmitted
+OutlierInstruction = SendCanary | EjectInstance | ReadmitInstance
 
 
 class _Conduct(msgspec.Struct):
@@ -183,7 +183,7 @@ class Outliers:
             answers = result is CanaryResult.ANSWERED
             conduct.due = conduct.until if answers else max(now, conduct.asked_at + CANARY_S)
             if result is CanaryResult.SILENT and not member.hung and member.heard_at <= conduct.asked_at:
-                return [Ejected(member.name, member.incarnation, conduct.why, hung=True)]
+                return [EjectInstance(member.name, member.incarnation, conduct.why, hung=True)]
         elif result is not CanaryResult.ANSWERED and answered and member.heard_at <= conduct.asked_at:
             return self._eject(now, member, conduct, f"{detail}, and another instance answered the same", hung=True)
         else:
@@ -243,7 +243,7 @@ class Outliers:
         if not member.stalled_s or member.hung:
             return []
         if conduct.why:
-            return [Ejected(member.name, member.incarnation, conduct.why, hung=True)]
+            return [EjectInstance(member.name, member.incarnation, conduct.why, hung=True)]
         why = f"stalled: its core has requests and has not stepped for {member.stalled_s:.0f} s"
         return self._eject(now, member, conduct, why, hung=True)
 
@@ -286,11 +286,11 @@ class Outliers:
         conduct.ejections += 1
         conduct.due = min(conduct.until, now + CANARY_S)
         conduct.faults.clear()
-        return [Ejected(member.name, member.incarnation, why, hung)]
+        return [EjectInstance(member.name, member.incarnation, why, hung)]
 
     def _readmit(self, now: float, member: FleetMember, conduct: _Conduct, reason: str) -> OutlierInstruction:
         conduct.why, conduct.due, conduct.changed_at = "", math.inf, now
         conduct.trial_until, conduct.again_s = now + TRIAL_S, AGAIN_S[0]
         conduct.wells, member.well = 0.0, 0
         conduct.faults.clear()
-        return Readmitted(member.name, member.incarnation, reason)
+        return ReadmitInstance(member.name, member.incarnation, reason)

@@ -30,7 +30,7 @@ def holds(now: float, member: FleetMember, members: Sequence[FleetMember]) -> bo
     return len(still) > 1 and len(still) > serving and now - member.still_since < COMMON_S
 
 
-def stalled(member: FleetMember) -> bool:
+def is_stalled(member: FleetMember) -> bool:
     """Whether requests that this router has sent there wait for a core that does not step; of one that is ejected for that,
     which has no requests any more, until a canary is answered.
     """

@@ -28,20 +28,20 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.membership import GoodbyeMessage, Heartbeat, Up
 from xpyd_sidecar.router.api.failover_modes import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.api.faults import FailureReason
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
     PROBE_S,
     BeatRefused,
-    Changed,
     FleetMember,
+    HealthResult,
     InstanceLeaves,
     InstanceLost,
     Instruction,
-    Probed,
     ProbeInstance,
+    RosterChange,
 )
 from xpyd_sidecar.router.fleet.served_names import ServedNames
 
@@ -90,18 +90,18 @@ class Roster:
 
     # ---- what others read
 
-    def settled(self, now: float) -> bool:
-        """Every agent had the time to find this router and to beat once.
+    def is_settled(self, now: float) -> bool:
+        """Whether every agent had the time to find this router and to beat once.
 
         Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
         that did, and beat within one more interval. Until then the router knows only some of them.
         """
         if not self._beside_engine:
-            return self.listened(now)
+            return self.has_waited_for_agents(now)
         return self._since is not None and not self._nobody_beats(now) and now - self._since >= self._settle_s
 
-    def listened(self, now: float) -> bool:
-        """Agents that knew this router before its start had the time to come back."""
+    def has_waited_for_agents(self, now: float) -> bool:
+        """Whether agents that knew this router before its start had the time to come back."""
         return now - self._started >= self._settle_s
 
     def _nobody_beats(self, now: float) -> bool:
@@ -123,7 +123,7 @@ class Roster:
         member = self._members.get(name)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def known(self, name: InstanceName) -> FleetMember | None:
+    def find_by_name(self, name: InstanceName) -> FleetMember | None:
         """The member of this name, whatever its incarnation."""
         return self._members.get(name)
 
@@ -141,7 +141,7 @@ class Roster:
             self._served = ServedNames(self._members.values(), ready)
         return self._served
 
-    def told(self) -> EngineDefaults:
+    def engine_defaults(self) -> EngineDefaults:
         """What decode engines add to requests: those that take new legs, else all. The same object until that changes."""
         if self._told is None:
             ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
@@ -171,20 +171,20 @@ class Roster:
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
         """A heartbeat or a goodbye. Raises Refused: it was not taken, and why."""
-        if isinstance(message, Heartbeat) and self.heard(now, message) is not None:
+        if isinstance(message, Heartbeat) and self.take_unchanged_beat(now, message) is not None:
             return []
         heartbeat_validation.refuse_foreign(self.service, message)
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
-    def heard(self, now: float, beat: Heartbeat) -> FleetMember | None:
+    def take_unchanged_beat(self, now: float, beat: Heartbeat) -> FleetMember | None:
         """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
         refuse and nothing to tell. Whose it is; None: it is for ``on_message``, and nothing has changed.
         """
         member = self._members.get(beat.instance)
-        if (member is None or beat.seq < member.seq or not member.same(beat) or beat.leaving
+        if (member is None or beat.seq < member.seq or not member.matches(beat) or beat.leaving
                 or beat.service != self.service or beat.v not in heartbeat_validation.VERSIONS):
             return None
-        member.hear(now, beat)
+        member.take_beat(now, beat)
         self._hear(now)
         return member
 
@@ -193,10 +193,10 @@ class Roster:
         if member is None:
             return self._join(now, beat)
         heartbeat_validation.refuse_stale(member, beat, heard=not self.silent(now, member))
-        out = [] if member.same(beat) else self._change(member, beat)
+        out = [] if member.matches(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(InstanceLeaves(member.name, member.incarnation))
-        member.hear(now, beat)
+        member.take_beat(now, beat)
         self._hear(now)
         return out
 
@@ -207,27 +207,27 @@ class Roster:
         member = self._members[beat.instance] = FleetMember(beat.instance)
         member.become(beat)
         member.begin()
-        member.hear(now, beat)
+        member.take_beat(now, beat)
         self._hear(now)
         self._changed()
-        return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
+        return [RosterChange(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
                 *(self._probe(now, member) if member.suspended else [])]
 
     def _change(self, member: FleetMember, beat: Heartbeat) -> list[Instruction]:
         heartbeat_validation.check(beat)
         out: list[Instruction] = []
         if beat.agent != member.agent:
-            out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
+            out.append(RosterChange(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
         began = member.incarnation != beat.incarnation
         if began and member.incarnation:
             out.append(InstanceLost(member.name, member.incarnation, FailureReason(f"{member.name} was restarted")))
         if (beat.role, beat.state) != (member.role, member.state):
             kind = "state" if beat.role is member.role else "role"
-            out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
+            out.append(RosterChange(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
         if beat.refused != member.refused:
             refused = ", ".join(f"{one.instance} ({one.reason})" for one in beat.refused)
             what = f"cannot take KV from {refused}" if refused else "may take KV from all again"
-            out.append(Changed(member.name, what, "pairs"))
+            out.append(RosterChange(member.name, what, "pairs"))
         if beat.role is not member.role:
             member.ejected, member.hung = "", False  # for what it did in the other one
         member.become(beat)
@@ -236,14 +236,14 @@ class Roster:
         self._changed()
         return out
 
-    def _on_goodbye(self, goodbye: Goodbye) -> list[Instruction]:
+    def _on_goodbye(self, goodbye: GoodbyeMessage) -> list[Instruction]:
         member = self._members.get(goodbye.instance)
         if member is None:
             return []
         heartbeat_validation.refuse_replaced(member, goodbye)
         # Its legs are not lost: an engine that ends in order finishes what it has begun; broken connections tell the rest.
         self._forget(member)
-        return [Changed(goodbye.instance, "said goodbye", "left")]
+        return [RosterChange(goodbye.instance, "said goodbye", "left")]
 
     def on_refused(self, now: float, name: InstanceName, incarnation: Incarnation, reason: str) -> list[Instruction]:
         """The data path could not connect: suspend at once, and probe."""
@@ -265,8 +265,8 @@ class Roster:
             return []
         self._changed()
         if ejected:
-            return [Changed(name, f"ejected: {ejected}", "ejected")]
-        return [Changed(name, f"picked again: {why}", "readmitted")]
+            return [RosterChange(name, f"ejected: {ejected}", "ejected")]
+        return [RosterChange(name, f"picked again: {why}", "readmitted")]
 
     def on_doubt(self, now: float, name: InstanceName, incarnation: Incarnation) -> list[Instruction]:
         """An engine broke a connection, failed a request or was silent for long: ask whether it lives, but still pick it.
@@ -279,29 +279,29 @@ class Roster:
         member.doubted = True
         return self._probe(now, member)
 
-    def on_probe(self, now: float, name: InstanceName, incarnation: Incarnation, result: Probed,
+    def on_probe(self, now: float, name: InstanceName, incarnation: Incarnation, result: HealthResult,
                  detail: str) -> list[Instruction]:
         """A probe ended."""
         member = self.find(name, incarnation)
         if member is None:
             return []
         member.probing = member.doubted = False
-        if result is Probed.HEALTHY:
+        if result is HealthResult.HEALTHY:
             member.unanswered = member.stuck = 0
             if not member.suspended:
                 return []
             reason, member.suspended = member.suspended, ""
             self._changed()
-            return [Changed(name, f"healthy again ({reason})", "resumed")]
+            return [RosterChange(name, f"healthy again ({reason})", "resumed")]
         why = FailureReason(f"{name} failed its health check", detail)
         if self.silent(now, member):
             why = FailureReason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
-            member.unanswered += result is Probed.SILENT
-            if result is Probed.DEAD or member.unanswered >= UNANSWERED:
+            member.unanswered += result is HealthResult.SILENT
+            if result is HealthResult.DEAD or member.unanswered >= UNANSWERED:
                 self._forget(member)
-                return [Changed(name, f"evicted: {why.full}", "evicted"), InstanceLost(name, incarnation, why)]
+                return [RosterChange(name, f"evicted: {why.full}", "evicted"), InstanceLost(name, incarnation, why)]
             return self._suspend(member, why.full)
-        if result is Probed.SILENT:
+        if result is HealthResult.SILENT:
             return self._unheard(member, why)
         lost = member.in_flight > 0 or not member.suspended
         suspended = self._suspend(member, detail or "health check failed")
@@ -331,7 +331,7 @@ class Roster:
             silent = self.silent(now, member)
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
-                out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
+                out.append(RosterChange(member.name, "evicted: silent before it had an address", "evicted"))
             elif silent or member.suspended or member.doubted:
                 asked.append(member)
         room = PROBES_OPEN - sum(member.probing for member in asked)
@@ -346,7 +346,7 @@ class Roster:
             return []
         member.suspended = reason
         self._changed()
-        return [Changed(member.name, f"suspended: {reason}", "suspended")]
+        return [RosterChange(member.name, f"suspended: {reason}", "suspended")]
 
     def _forget(self, member: FleetMember) -> None:
         del self._members[member.name]

@@ -33,12 +33,14 @@ class Standby:
         self._heard = -math.inf
         self._serving = False
 
-    def told(self, call: WakeCall, now: float) -> None:
+    def on_call(self, call: WakeCall, now: float) -> None:
         """The operator said something. ``now``: seconds of the router's clock, as everywhere here."""
         self._call, self._heard = call, now
 
-    def look(self, *, serving: bool) -> None:
-        """``serving``: an instance of decode is ready, whether it can be picked or not. That none comes is over then."""
+    def update(self, *, serving: bool) -> None:
+        """Note whether an instance of decode is ready, be it picked or not (``serving``). If so, the operator's word that
+        none comes counts no more.
+        """
         self._serving = serving
         if serving and self._call.refused:
             self._heard = -math.inf

@@ -13,24 +13,24 @@ from collections.abc import Callable, Iterable, Sequence
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.patience import within
+from xpyd_sidecar.patience import timeout_with_grace
 from xpyd_sidecar.router.fleet import restarts
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.heartbeat_listener import Verdict
 from xpyd_sidecar.router.fleet.member import (
     PROBE_S,
-    Changed,
     DeathVerdict,
     EngineTarget,
+    HealthResult,
     InstanceLeaves,
     InstanceLost,
     Instruction,
-    Probed,
     ProbeInstance,
+    RosterChange,
     by_message,
     by_probe,
 )
-from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, MalformedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ PROBE_AGAIN_S = 1.0
 class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: Callable[[InstanceLost], None], changed: Callable[[Changed], None],
-                 probed: Callable[[Probed], None]) -> None:
+    def __init__(self, roster: ro.Roster, on_lost: Callable[[InstanceLost], None], changed: Callable[[RosterChange], None],
+                 probed: Callable[[HealthResult], None]) -> None:
         """``changed`` hears of changes of the roster, and ``probed`` of how probes ended, for metrics and the dashboard."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
@@ -57,9 +57,9 @@ class FleetWatch:
     def on_message(self, message: Up) -> int:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
         now = self._loop.time()
-        if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
+        if isinstance(message, Heartbeat) and (same := self.roster.take_unchanged_beat(now, message)) is not None:
             return same.in_flight
-        found = by_message(self.roster.known(message.instance), message)
+        found = by_message(self.roster.find_by_name(message.instance), message)
         self.take(self.roster.on_message(now, message))
         if found is not None:
             self.on_verdict(message.instance, *found)
@@ -72,15 +72,15 @@ class FleetWatch:
         if member is None:
             return Verdict()
         hold = bool(member.restart) and restarts.holds(self._loop.time(), member, self.roster.members())
-        return Verdict(bool(member.ejected), restarts.stalled(member), hold, member.prefixes_seq)
+        return Verdict(bool(member.ejected), restarts.is_stalled(member), hold, member.prefixes_seq)
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
-        """A connection was refused."""
+        """A connection was refused: the instance is not picked until a probe is answered."""
         instance, incarnation = target.instance, target.incarnation
         self.take(self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
 
-    def doubt(self, target: EngineTarget) -> None:
-        """An engine failed a request, broke a connection, or is silent."""
+    def request_probe(self, target: EngineTarget) -> None:
+        """An engine failed a request, broke a connection, or is silent: a probe is to tell whether it lives."""
         self.take(self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
@@ -91,7 +91,7 @@ class FleetWatch:
         """Carry out what follows from what the roster has heard."""
         for instruction in instructions:
             match instruction:
-                case Changed(instance=instance, what=what):
+                case RosterChange(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._note_change(instruction)
                 case InstanceLost():
@@ -129,28 +129,28 @@ class FleetWatch:
         await asyncio.gather(*self._probes, return_exceptions=True)
 
 
-async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[Probed, str]:
+async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[HealthResult, str]:
     """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
     asked, since this process has no file, port or memory for a connection.
     """
     try:
-        async with within(timeout_s):
+        async with timeout_with_grace(timeout_s):
             return await _ask(address)
     except TimeoutError:
-        return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
-    except (OSError, ValueError, EOFError, Malformed) as error:
-        if isinstance(error, OSError) and resources.ours(error):
+        return HealthResult.SILENT, f"no answer to GET /health within {timeout_s:g} s"
+    except (OSError, ValueError, EOFError, MalformedMessage) as error:
+        if isinstance(error, OSError) and resources.is_own_lack(error):
             raise resources.Lack(resources.words(error)) from None
-        return Probed.DEAD, f"GET /health: {error}"
+        return HealthResult.DEAD, f"GET /health: {error}"
 
 
-async def probe_all(addresses: Sequence[HostPort], timeout_s: float = PROBE_S) -> tuple[Probed, str]:
+async def probe_all(addresses: Sequence[HostPort], timeout_s: float = PROBE_S) -> tuple[HealthResult, str]:
     """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
     found = await asyncio.gather(*(probe(each, timeout_s) for each in addresses))
-    return next((one for wanted in (Probed.DEAD, Probed.SILENT) for one in found if one[0] is wanted), found[0])
+    return next((one for wanted in (HealthResult.DEAD, HealthResult.SILENT) for one in found if one[0] is wanted), found[0])
 
 
-async def _ask(address: HostPort) -> tuple[Probed, str]:
+async def _ask(address: HostPort) -> tuple[HealthResult, str]:
     host, port = split_host_port(address)
     reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
     try:
@@ -164,4 +164,4 @@ async def _ask(address: HostPort) -> tuple[Probed, str]:
     finally:
         writer.transport.abort()
     status = found[0].status
-    return (Probed.HEALTHY, "") if status < 300 else (Probed.DEAD, f"GET /health answered {status}")
+    return (HealthResult.HEALTHY, "") if status < 300 else (HealthResult.DEAD, f"GET /health answered {status}")

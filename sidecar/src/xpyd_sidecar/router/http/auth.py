@@ -105,7 +105,7 @@ class TenantKeys:
 
     def tenant_of(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
         """The tenant whose key a request shows; None: nobody's."""
-        header = shown(headers)
+        header = shown_key(headers)
         one = self._known.get(header)
         if one is None and (one := self.find(bearer(headers))) is not None:
             if len(self._known) >= MAX_KEYS:
@@ -199,7 +199,7 @@ class ClientKeys:
         if isinstance(self.keys, TenantKeys):
             one = self.tenant(headers)
             return "" if one is None else one.name
-        return _token(shown(headers))
+        return _token(shown_key(headers))
 
     def _look(self) -> tuple[int, int, int] | None:
         if self._path is None:
@@ -210,7 +210,7 @@ class ClientKeys:
             return None
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Take changed keys into service. What is wrong with them is logged, once."""
         seen = self._look()
         if self._path is None or seen == self._seen:
@@ -228,7 +228,7 @@ class ClientKeys:
             logger.info("the client keys were changed", extra={of: len(keys)})
 
 
-def shown(headers: Mapping[bytes, bytes]) -> bytes:
+def shown_key(headers: Mapping[bytes, bytes]) -> bytes:
     """What a request shows of a key: its Authorization; where it has none, ``x-api-key``, as Anthropic's clients send it,
     as if it stood there; empty: nothing.
     """
@@ -241,7 +241,7 @@ def shown(headers: Mapping[bytes, bytes]) -> bytes:
 
 def bearer(headers: Mapping[bytes, bytes]) -> bytes:
     """The token of ``Authorization: Bearer …`` or ``x-api-key``, empty where there is none."""
-    scheme, _, token = shown(headers).strip().partition(b" ")
+    scheme, _, token = shown_key(headers).strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 

@@ -1,8 +1,8 @@
 """Bytes of request bodies that a router holds, of all requests together: who may hold more, and who must go for it.
 
-    begin ──▶ grow … grow ──▶ whole ──▶ give_back          a body, from its head to the end of its request
+    begin ──▶ grow … grow ──▶ complete ──▶ give_back       a body, from its head to the end of its request
                         └───▶ ended (408, or 503)
-    at_once ──────────────────────────▶ give_back          a small one that came in one piece
+    at_once ─────────────────────────────▶ give_back       a small one that came in one piece
 
 Laws
   * What is held is at most the budget, whatever comes in whatever order: an eighth of it is the reserve, for bodies of up
@@ -101,7 +101,7 @@ class BodyBudget:
         self._look_at = 0.0
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of all bodies that are here."""
         return self.reserve.held + self.rest.held
 
@@ -175,8 +175,8 @@ class BodyBudget:
         reserve.held += size
         return True
 
-    def whole(self, body: HeldBody) -> None:
-        """The last byte has come: it stays until it is given back."""
+    def complete(self, body: HeldBody) -> None:
+        """The last byte of a body has come: it is held until ``give_back``."""
         self._coming.pop(body, None)
 
     def give_back(self, body: HeldBody | int) -> None:

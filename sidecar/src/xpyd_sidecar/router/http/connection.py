@@ -113,7 +113,7 @@ class ClientConnection(OpenConnection):
         """The connection is gone, whoever closed it."""
         if exc is not None:
             logger.debug("client connection lost: %s", exc)
-        self.server.left(self)
+        self.server.on_connection_lost(self)
         self._closing = True
         self._transport = None
         self.outlet.shut()
@@ -152,8 +152,8 @@ class ClientConnection(OpenConnection):
         self._give_up(fault)
         self._go_on()
 
-    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
-        """It waits for its turn."""
+    def on_request(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
+        """The next request has come: it waits for its turn."""
         self.server.places.wake(self)
         self._queue.append((request, held, close, old))
 
@@ -184,8 +184,8 @@ class ClientConnection(OpenConnection):
             if self._blocked_at:
                 other.on_pause()
 
-    def finished(self, *, close: bool) -> None:
-        """The answer to the current request is written."""
+    def on_reply_end(self, *, close: bool) -> None:
+        """The answer to the current request is written. ``close``: the connection ends with it."""
         self.holding.end()
         self._handler = None
         self._busy = False
@@ -309,7 +309,7 @@ class ClientConnection(OpenConnection):
         self._busy = True
         self._deaf = True
         Reply(self, uuid.uuid4().hex, close=True).fault(fault)
-        self.server.refused(fault)
+        self.server.count_refusal(fault)
 
     def _close(self) -> None:
         if self._closing or self._transport is None:

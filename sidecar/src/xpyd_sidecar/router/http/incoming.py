@@ -1,6 +1,6 @@
 """Requests of one connection as they come in: bytes to whole requests, bounded on the way.
 
-    bytes ──feed──▶ httptools ──▶ line.taken(request); line.complete() when its last byte is in
+    bytes ──feed──▶ httptools ──▶ line.on_request(request); line.complete() when its last byte is in
 
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
@@ -38,7 +38,7 @@ _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 class RequestSink(BodyOwner, Holder, PlaceHolder, Protocol):
     """Who gets the requests."""
 
-    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
+    def on_request(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """The next request, its body as the budget has it (0: none); ``close``: the last one; ``old``: of HTTP/1.0."""
 
     def complete(self) -> None:
@@ -257,7 +257,7 @@ class IncomingRequests:
 
     def _begin(self, length: int | None) -> HeldBody:
         """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
-        key = self._server.application.whose(self._headers) or ""
+        key = self._server.application.connection_key(self._headers) or ""
         body, slow = self._bodies.begin(self._line, length, self._server.loop.time(), key)
         for one in slow:
             one.owner.end_body(heads.too_slow_for_the_room())
@@ -293,7 +293,7 @@ class IncomingRequests:
             return
         self._line.complete()  # first: who takes the body may answer at once
         if self._held is not None:
-            self._bodies.whole(self._held)
+            self._bodies.complete(self._held)
         if self.upload is not None:
             self.upload.finish()
         elif not self.refused:
@@ -325,7 +325,7 @@ class IncomingRequests:
         headers.pop(b"content-length", None)
         request = HttpRequest(method, path, headers, body, request_id, target, self.upload, judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
-        self._line.taken(request, held, close=close, old=self._version == "1.0")
+        self._line.on_request(request, held, close=close, old=self._version == "1.0")
 
     def _bound_head(self, more: int) -> None:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
@@ -359,8 +359,8 @@ class IncomingRequests:
 
     def _claim(self) -> None:
         """The head was accepted, so it is no stranger's connection. Raises HttpFault: 429, its key has its share."""
-        shown = auth.shown(self._headers)
-        if shown == self._shown or (whose := self._server.application.whose(self._headers)) is None:
+        shown = auth.shown_key(self._headers)
+        if shown == self._shown or (whose := self._server.application.connection_key(self._headers)) is None:
             return
         if not self._server.places.claim(self._line, whose):
             raise too_many(f"this key has {self._server.places.per_key} connections open, which is its share", 1)
@@ -369,7 +369,7 @@ class IncomingRequests:
     @property
     def _known(self) -> bool:
         """Whether an earlier head, or what has come of this one, shows a key, where there are keys."""
-        return self._shown is not None or self._server.application.whose(self._headers) is not None
+        return self._shown is not None or self._server.application.connection_key(self._headers) is not None
 
     def _larger(self, most: int) -> bool:
         return self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most)

@@ -98,18 +98,18 @@ class ByteLedger:
         """How often somebody was cut."""
 
     @property
-    def others(self) -> int:
+    def other_bytes(self) -> int:
         """Bytes of everything but bodies."""
         return sum(self._sums.values())
 
-    def held(self, kind: HeldKind) -> int:
+    def held_bytes(self, kind: HeldKind) -> int:
         """Bytes of one kind."""
         return self.bodies() if kind is HeldKind.BODIES else self._sums[kind]
 
     @property
-    def left(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that may still be taken; below 0 where accepted requests have grown beyond the budget."""
-        return self.budget - self.bodies() - self.others
+        return self.budget - self.bodies() - self.other_bytes
 
     # ---- what can be cut
 
@@ -122,7 +122,7 @@ class ByteLedger:
         self._sums[kind] += size - mine.size
         grew, mine.size = size > mine.size, size
         ended: list[Holder] = []
-        while grew and self.left < 0 and held:
+        while grew and self.free_bytes < 0 and held:
             oldest = next(iter(held))
             if kind is HeldKind.UNREAD and now - held[oldest].since < PRESSED_S and (
                     self._sums[kind] <= self.budget // UNREAD_PART):
@@ -154,8 +154,8 @@ class ByteLedger:
         key = self.shares.name(key)
         self.shares.require(key, counts, own=counted)
         ended: list[tuple[HeldKind, Holder]] = []
-        if size > 0 and size > self.left:
-            ended = self._slow(size - self.left, now)
+        if size > 0 and size > self.free_bytes:
+            ended = self._slow(size - self.free_bytes, now)
         self.shares.add(key, counts)
         self._sums[HeldKind.REQUESTS] += size
         return Reservation(key, counts, size), ended

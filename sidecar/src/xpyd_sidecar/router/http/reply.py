@@ -76,8 +76,8 @@ class Application(Protocol):
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge the head of a request, before its body comes: whether the body is wanted. Raises HttpFault."""
 
-    def whose(self, headers: dict[bytes, bytes]) -> str | None:
-        """Whose connection brings this head: a key, or empty for everybody's; None: it shows no key, and needs one."""
+    def connection_key(self, headers: dict[bytes, bytes]) -> str | None:
+        """The key whose connection brings this head; empty: everybody's; None: it shows no key, and needs one."""
 
 
 class ReplyServer(Protocol):
@@ -108,8 +108,8 @@ class ReplyConnection(Protocol):
     def private(self) -> bool:
         """Whether nobody else reads it: TLS, or a client on this host."""
 
-    def finished(self, *, close: bool) -> None:
-        """The answer is written."""
+    def on_reply_end(self, *, close: bool) -> None:
+        """The answer is written. ``close``: the connection ends with it."""
 
     def reset(self) -> None:
         """Close at once, so that the client sees a failure."""
@@ -123,7 +123,7 @@ class ReplyConnection(Protocol):
 
 
 class Reply(msgspec.Struct, eq=False):
-    """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
+    """The answer to one request. One head, ever: ``send_whole``, or ``begin`` … ``end`` or ``fail``."""
 
     connection: ReplyConnection
     request_id: str
@@ -148,8 +148,8 @@ class Reply(msgspec.Struct, eq=False):
         return self.connection.private
 
     @property
-    def sent(self) -> int:
-        """Bytes of the body, framing included."""
+    def sent_bytes(self) -> int:
+        """Bytes of the body that were sent, framing included."""
         return self._sent if self.done else self._sent + self.connection.outlet.relayed
 
     @property
@@ -157,15 +157,15 @@ class Reply(msgspec.Struct, eq=False):
         """Whether ``write`` takes whole HTTP chunks; if not (HTTP/1.0), their payload."""
         return not self.old
 
-    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """A complete answer."""
+    def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a complete answer."""
         length = None if status == NO_CONTENT else len(body)
         self.begin(status, lines_of(headers), b"" if self.head_only else body, length=length, ends=True)
         self._finish()
 
     def fault(self, fault: HttpFault) -> None:
-        """An error, whole."""
-        self.whole(fault.status, fault.headers(), fault.body())
+        """Send an error as a complete answer."""
+        self.send_whole(fault.status, fault.headers(), fault.body())
 
     def begin(self, status: int, lines: bytes, first: bytes, *, length: int | None = None, ends: bool = False) -> None:
         """The head of an answer that comes in parts, and its first part. ``lines``: of the head.
@@ -237,4 +237,4 @@ class Reply(msgspec.Struct, eq=False):
         if self._held:
             outlet.write(b"".join(self._held))
         self._sent += outlet.relayed
-        connection.finished(close=self.close)
+        connection.on_reply_end(close=self.close)

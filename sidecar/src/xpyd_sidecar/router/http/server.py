@@ -74,7 +74,7 @@ class Certificate:
             found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return tuple(found)
 
-    def look(self) -> bool:
+    def reload(self) -> bool:
         """Take new files into service; whether there were some. What is wrong with them is logged, once."""
         before, seen = self._seen, _NONE
         try:
@@ -145,7 +145,7 @@ class Server:
         self.bounds = bounds
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.bodies = BodyBudget(ledger_bytes(body_budget, bounds.body_bytes), others=lambda: self.ledger.others)
+        self.bodies = BodyBudget(ledger_bytes(body_budget, bounds.body_bytes), others=lambda: self.ledger.other_bytes)
         bodies = self.bodies
         self.ledger = ByteLedger(bodies.whole_rest, lambda: bodies.rest.held, bodies.shares, bodies.let_go)
         self.connections: set[OpenConnection] = set()
@@ -199,7 +199,7 @@ class Server:
         """The address at the other end of a connection; empty where it is of many, or not known."""
         return self.places.source(connection)
 
-    def left(self, one: OpenConnection) -> None:
+    def on_connection_lost(self, one: OpenConnection) -> None:
         """A connection is closed."""
         self.connections.discard(one)
         self._refused.pop(one, None)
@@ -211,7 +211,7 @@ class Server:
             self.places.leave(one)
             self._refused[one] = None
 
-    def refused(self, fault: HttpFault) -> None:
+    def count_refusal(self, fault: HttpFault) -> None:
         """A connection was refused before there was a whole request."""
         code = fault.code or str(fault.status)
         self.refusals[code] = self.refusals.get(code, 0) + 1
@@ -262,7 +262,7 @@ class Server:
         now = self.loop.time()
         if self._certificate is not None and now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            self._certificate.look()
+            self._certificate.reload()
         for connection in list(self.connections):
             connection.sweep(now, awake)
 

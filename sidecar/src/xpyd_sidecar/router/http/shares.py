@@ -31,7 +31,7 @@ class KeyShares:
         """What the bytes of a key are counted under from now on; empty: they are not counted."""
         return key if self.several() else ""
 
-    def had(self, name: str) -> int:
+    def counted_bytes(self, name: str) -> int:
         """Bytes that are counted under a name."""
         return self._had.get(name, 0)
 
@@ -39,7 +39,7 @@ class KeyShares:
         """A request that has ``own`` bytes, which are counted, is to have ``more``. Raises HttpFault: 429, its key has its
         share.
         """
-        if name and (had := self.had(name)) > own and had + more > self.share:
+        if name and (had := self.counted_bytes(name)) > own and had + more > self.share:
             words = f"requests of this key hold {had} bytes of this router's memory, and a key's share is {self.share}"
             raise too_many(words, 1)
 
@@ -47,7 +47,7 @@ class KeyShares:
         """So many bytes more, or less where ``more`` is below 0."""
         if not name or not more:
             return
-        left = self.had(name) + more
+        left = self.counted_bytes(name) + more
         if left > 0:
             self._had[name] = left
         else:

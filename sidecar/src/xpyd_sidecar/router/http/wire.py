@@ -32,7 +32,7 @@ _BODILESS = frozenset({*range(100, 200), 204, 304})
 """Statuses of answers without a body."""
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """The peer's bytes are not what HTTP or server-sent events allow; says what."""
 
 
@@ -81,7 +81,7 @@ def parse_head(raw: bytes) -> ResponseHead:
     """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
     Judged as strictly as those of clients: what another parser could read in another way is not passed on to one. Raises
-    Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
+    MalformedMessage: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
     """
     return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
 
@@ -90,12 +90,12 @@ def _parse_head(raw: bytes) -> ResponseHead:
     line, *entries = raw.split(b"\r\n")
     first = _STATUS_LINE.fullmatch(line)
     if first is None:
-        raise Malformed(f"status line {line[:40]!r}")
+        raise MalformedMessage(f"status line {line[:40]!r}")
     headers: list[tuple[bytes, bytes]] = []
     for entry in entries:
         found = _HEADER.fullmatch(entry)
         if found is None:
-            raise Malformed(f"header line {entry[:40]!r}")
+            raise MalformedMessage(f"header line {entry[:40]!r}")
         headers.append((found[1].lower(), found[2].strip(b" \t")))
     status, newer = int(first[2]), first[1] == b"1"
     length, chunked = _framing(status, headers, newer=newer)
@@ -110,11 +110,11 @@ def _framing(status: int, headers: list[tuple[bytes, bytes]], *, newer: bool) ->
     lengths = [value for name, value in headers if name == b"content-length"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
-        raise Malformed(f"Content-Length {lengths!r:.80}")
+        raise MalformedMessage(f"Content-Length {lengths!r:.80}")
     if codings and (codings != [b"chunked"] or not newer or status < 200 or status == 204):
-        raise Malformed(f"Transfer-Encoding {codings!r:.80} with status {status}")
+        raise MalformedMessage(f"Transfer-Encoding {codings!r:.80} with status {status}")
     if codings and lengths:
-        raise Malformed("both Transfer-Encoding and Content-Length")
+        raise MalformedMessage("both Transfer-Encoding and Content-Length")
     if status in _BODILESS:
         return 0, False
     return int(lengths[0]) if lengths else None, bool(codings)
@@ -138,7 +138,9 @@ class HeadReader:
         self._interim = 0
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or it has no end."""
+        """The head, once it is there, and what came behind it. Raises MalformedMessage: see ``parse_head``; or its end is
+        missing.
+        """
         end = data.find(b"\r\n\r\n")
         if 0 <= end <= MAX_KNOWN and not self._buffer:  # nearly always it is all there
             head = _known_head(data[:end])
@@ -150,11 +152,11 @@ class HeadReader:
         while True:
             end = buffer.find(b"\r\n\r\n", at)
             if (len(buffer) if end < 0 else end) - at > MAX_HEAD:
-                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
+                raise MalformedMessage(f"a response head of more than {MAX_HEAD} bytes")
             if end < 0:
                 self._buffer = buffer[at:]
                 if _BROKEN_LINE.search(self._buffer):  # it might have no end, as we understand it
-                    raise Malformed(f"a line that ends wrongly in {self._buffer[:40]!r}")
+                    raise MalformedMessage(f"a line that ends wrongly in {self._buffer[:40]!r}")
                 return None
             head = parse_head(buffer[at:end])
             at = end + 4
@@ -164,7 +166,7 @@ class HeadReader:
             self._interim += 1
             if head.status == 101 or self._interim > MAX_INTERIM:
                 what = "a switch of protocols" if head.status == 101 else f"more than {MAX_INTERIM} interim answers"
-                raise Malformed(what)
+                raise MalformedMessage(what)
 
 
 class Chunks:
@@ -187,7 +189,7 @@ class Chunks:
         """``(chunk as framed, payload)`` of each chunk that is whole now."""
         if self.done:
             if data:
-                raise Malformed("bytes after the end of the body")
+                raise MalformedMessage("bytes after the end of the body")
             return []
         self._parts.append(data)
         self._size += len(data)
@@ -201,23 +203,23 @@ class Chunks:
             end = buffer.find(b"\r\n", at, at + 1024)
             if end < 0:
                 if len(buffer) - at > 1024:
-                    raise Malformed("chunk size line too long")
+                    raise MalformedMessage("chunk size line too long")
                 break
             line = _SIZE_LINE.fullmatch(buffer, at, end)
             if line is None:
-                raise Malformed(f"chunk size {buffer[at:end][:20]!r}")
+                raise MalformedMessage(f"chunk size {buffer[at:end][:20]!r}")
             size = int(line[1], 16)
             if size > MAX_CHUNK:
-                raise Malformed(f"a chunk of {size} bytes")
+                raise MalformedMessage(f"a chunk of {size} bytes")
             if size == 0:
                 last = end if buffer.startswith(b"\r\n", end + 2) else buffer.find(b"\r\n\r\n", end + 2)
                 if last < 0:
                     if len(buffer) - at > MAX_HEAD:
-                        raise Malformed("trailers too long")
+                        raise MalformedMessage("trailers too long")
                     break
                 self.done = True
                 if last + 4 != len(buffer):
-                    raise Malformed("bytes after the end of the body")
+                    raise MalformedMessage("bytes after the end of the body")
                 at = len(buffer)
                 break
             stop = end + 2 + size
@@ -225,7 +227,7 @@ class Chunks:
                 self._need = stop + 2 - at
                 break
             if buffer[stop:stop + 2] != b"\r\n":
-                raise Malformed("a chunk does not end where it should")
+                raise MalformedMessage("a chunk does not end where it should")
             found.append((buffer[at:stop + 2], buffer[end + 2:stop]))
             at = stop + 2
         rest = buffer[at:]
@@ -247,13 +249,13 @@ class WholeBody:
         self._size = 0
         self.done = self._left == 0 and not head.chunked
         if self._left is not None and self._left > limit:
-            raise Malformed(f"a body of {self._left} bytes (the limit is {limit})")
+            raise MalformedMessage(f"a body of {self._left} bytes (the limit is {limit})")
 
     def feed(self, data: bytes) -> None:
-        """Take what was read. Raises Malformed."""
+        """Take what was read. Raises MalformedMessage."""
         if self.done:
             if data:
-                raise Malformed("bytes after the end of the body")
+                raise MalformedMessage("bytes after the end of the body")
             return
         if self._chunks is not None:
             for _, payload in self._chunks.feed(data):
@@ -263,7 +265,7 @@ class WholeBody:
         self._keep(data)
         if self._left is not None:
             if self._size > self._left:
-                raise Malformed("bytes after the end of the body")
+                raise MalformedMessage("bytes after the end of the body")
             self.done = self._size == self._left
 
     def on_eof(self) -> bool:
@@ -279,7 +281,7 @@ class WholeBody:
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._limit:
-            raise Malformed(f"a body of more than {self._limit} bytes")
+            raise MalformedMessage(f"a body of more than {self._limit} bytes")
         self._parts.append(data)
 
 

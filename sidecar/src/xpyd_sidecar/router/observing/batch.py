@@ -68,8 +68,8 @@ class Batch:
         """Tokens of the prompt, its size, and tokens of the answer, where the router followed these."""
         self.failed: list[Record] = []
 
-    def summed(self) -> Batch:
-        """With the counts by bucket, once all else is there."""
+    def count_buckets(self) -> Batch:
+        """Count its times by bucket, once all of them are there. Returns itself."""
         self.times["handover"] = [seconds for those in self.pairs.values() for seconds in those]
         self.buckets = {measure: buckets_of(self.times[measure]) for measure in MEASURES}
         return self
@@ -118,7 +118,7 @@ def of_records(api: str, records: Sequence[Record]) -> Batch:
             batch.failed.append(record)
     batch.times["queue"] = [record.queued_s for record in records]
     batch.legs = {(role, result): times for role, those in legs.items() for result, times in those.items()}
-    return batch.summed()
+    return batch.count_buckets()
 
 
 class Counting:
@@ -131,11 +131,11 @@ class Counting:
     def __init__(self, since: float) -> None:
         self._totals = Totals(since=since)
 
-    def opened(self, tokens: int, requests: int = 1) -> None:
+    def on_opened(self, tokens: int, requests: int = 1) -> None:
         """Requests came, whose prompts have about so many tokens together."""
         self._add(arrivals=requests, arrived_tokens=tokens)
 
-    def closed(self, batch: Batch) -> None:
+    def on_closed(self, batch: Batch) -> None:
         """Requests are over."""
         prompts, handovers = [prompt for prompt, _, _ in batch.measured], batch.times["handover"]
         self._add(measured=len(prompts), prompt_tokens=sum(prompts),
@@ -150,7 +150,7 @@ class Counting:
         told = self._totals
         self._totals = replace(told, **{name: getattr(told, name) + value for name, value in more.items()})
 
-    def told(self) -> Totals:
-        """As it is now."""
+    def totals(self) -> Totals:
+        """The counters as they are now."""
         told = self._totals
         return replace(told, handover_s=round(told.handover_s, 6), ttft=dict(told.ttft), tpot=dict(told.tpot))

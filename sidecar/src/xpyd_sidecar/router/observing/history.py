@@ -1,6 +1,6 @@
 """The last ten minutes of a router, second by second: what ``/fleet`` and the dashboard show. Pure: time is an argument.
 
-    records ──▶ the second that runs ──turn──▶ ring of 600 seconds ──▶ rates, percentiles, flows
+    records ──▶ the second that runs ──advance──▶ ring of 600 seconds ──▶ rates, percentiles, flows
 
 Laws
   * Bounded: a ring of ``SECONDS`` seconds; durations are kept as counts of buckets, pairs up to ``MAX_PAIRS`` a second
@@ -103,18 +103,18 @@ class History:
 
     # ---- events
 
-    def opened(self, requests: int = 1) -> None:
+    def on_opened(self, requests: int = 1) -> None:
         """Requests came."""
         self._now.opened += requests
 
-    def refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
+    def on_refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was refused before a leg was sent."""
         self._now.done += 1
         if outcome in FAILED:
             self._now.failed += 1
             self.failures.append(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
-    def closed(self, batch: Batch) -> None:
+    def on_closed(self, batch: Batch) -> None:
         """Requests are over."""
         now = self._now
         now.done += batch.requests
@@ -131,13 +131,13 @@ class History:
             ended = record.arrived_unix + record.last_at - record.arrived
             self.failures.append(FleetFailure(
                 round(ended, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
-                record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
+                record.transfer, record.last_instance(Role.PREFILL), record.last_instance(Role.DECODE), record.attempt))
 
-    def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
+    def on_changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
 
-    def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
+    def advance(self, now_unix: float, in_flight: int, queued: int) -> None:
         """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
         second = int(now_unix)
         if second <= self._now.at:
@@ -155,7 +155,7 @@ class History:
         """The newest seconds that are over, oldest first."""
         return list(self.seconds)[-seconds:]
 
-    def since(self, at: int) -> list[Row]:
+    def rows_since(self, at: int) -> list[Row]:
         """Rows of the seconds after ``at``, oldest first."""
         return [second.row for second in self.seconds if second.at > at]
 

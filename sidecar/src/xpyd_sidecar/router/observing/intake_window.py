@@ -1,7 +1,7 @@
 """Whether the service is disaggregating: what decode engines received of prompts and what they computed, by their beats,
 and what this router sent to decode alone by rule. Pure: time is an argument.
 
-    beats ──look──▶ readings of each instance ──▶ sums of the last ``WINDOW_S`` ──judge──▶ Disaggregation
+    beats ──update──▶ readings of each instance ──▶ sums of the last ``WINDOW_S`` ──judge──▶ Disaggregation
 
     share = received / (received + computed)       computed: without the rest of a block that every load leaves, and
                                                    without the share that this router sent to decode alone by rule
@@ -94,13 +94,13 @@ class IntakeWindow:
         self._told_at = self._looked = float("-inf")
 
     @property
-    def told(self) -> Disaggregation:
-        """The verdict of the last look."""
+    def verdict(self) -> Disaggregation:
+        """What the last ``update`` has found."""
         return self._told
 
     # ---- events
 
-    def opened(self, now: float, tokens: int, skipped: Counter[str]) -> None:
+    def on_opened(self, now: float, tokens: int, skipped: Counter[str]) -> None:
         """Requests came, with about so many tokens; ``skipped``: of those that skip prefill, by the rule or field."""
         second = int(now)
         if not self._asked or self._asked[-1][0] != second:
@@ -109,7 +109,7 @@ class IntakeWindow:
         by.update(skipped)
         self._asked[-1] = (at, before + tokens, by)
 
-    def look(self, now: float, members: Collection[FleetMember]) -> Disaggregation:
+    def update(self, now: float, members: Collection[FleetMember]) -> Disaggregation:
         """Take in the latest beats, and judge; at most once in ``LOOK_S``. ``members``: all of the roster."""
         if now - self._looked < LOOK_S:
             return self._told

@@ -46,12 +46,12 @@ _DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since 
 Labels = tuple[str, ...]
 
 
-def filled(kind: type[Counters | Gauges], name: str, words: str, names: Labels, cells: Mapping[Labels, float]) -> Metric:
-    """A family with these cells. ``names``: of their labels."""
-    family = kind(name, words, labels=names)
+def family(kind: type[Counters | Gauges], name: str, words: str, names: Labels, cells: Mapping[Labels, float]) -> Metric:
+    """A family of metrics with these cells. ``names``: of their labels."""
+    made = kind(name, words, labels=names)
     for labels, value in cells.items():
-        family.add_metric(labels, value)
-    return family
+        made.add_metric(labels, value)
+    return made
 
 
 class TallyTimes:
@@ -108,8 +108,8 @@ class Vitals(msgspec.Struct):
     lags: list[float] = msgspec.field(default_factory=lambda: [0.0] * (len(LAGS) + 2))
     """How late timers of the loop were: counts by bucket, those beyond the last one, and the sum."""
 
-    def lagged(self, seconds: float) -> None:
-        """A timer was so late."""
+    def count_lag(self, seconds: float) -> None:
+        """Count a timer that was so late."""
         late = max(0.0, seconds)
         self.lags[bisect_left(LAGS, late)] += 1
         self.lags[-1] += late
@@ -195,7 +195,7 @@ class RouterMetrics(Collector):
         cells = self._counts[f"xpyd_router_{name}"]
         cells[labels] = cells.get(labels, 0.0) + by
 
-    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+    def count_audit(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
         self.count("audits", result)
         if not math.isnan(difference):
@@ -203,17 +203,17 @@ class RouterMetrics(Collector):
             pair = place_of((prefill, decode), self._audited)
             self._audited.setdefault(pair, {"equal": 0, "differs": 0})[result] += 1
 
-    def cached(self, predicted: int, actual: int) -> None:
-        """Tokens of a prompt that were taken to be cached where it was prefilled, and that were."""
+    def count_cached_tokens(self, predicted: int, actual: int) -> None:
+        """Count tokens of a prompt: those taken to be cached where it was prefilled (``predicted``), those that were."""
         self.count("prefix_predicted_tokens", by=predicted)
         self.count("prefix_actual_tokens", by=actual)
 
-    def skipped(self, rest: int) -> None:
-        """A prompt goes to decode alone, which holds all but so many tokens."""
+    def count_skipped_rest(self, rest: int) -> None:
+        """Count a prompt that goes to decode alone, which holds all but so many tokens."""
         self._times["rest"].add_all((rest,))
 
-    def closed(self, batch: Batch) -> None:
-        """Requests that ended."""
+    def count_batch(self, batch: Batch) -> None:
+        """Count requests that ended."""
         for measure, durations in batch.times.items():
             self._times[measure].add_all(durations, (batch.api,) if measure in {"ttft", "tpot", "total"} else ())
         for (role, result), durations in batch.legs.items():
@@ -226,10 +226,10 @@ class RouterMetrics(Collector):
         for field in batch.skips:
             self.count("skipped_prefill", field)
         for outcome, count in batch.outcomes.items():
-            self.counted(batch.api, outcome, count)
+            self.count_outcome(batch.api, outcome, count)
 
-    def counted(self, api: str, outcome: str, count: int = 1) -> None:
-        """Requests that ended so."""
+    def count_outcome(self, api: str, outcome: str, count: int = 1) -> None:
+        """Count requests of an API that ended so."""
         self.count("requests", api, outcome, by=count)
         self.requests_total += count
         if outcome in FAILED:
@@ -242,13 +242,13 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """For the library, whenever somebody scrapes."""
-        yield from [filled(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
+        yield from [family(Counters, name, *_COUNTED[name], cells) for name, cells in self._counts.items()]
         yield from [one.family() for one in self._times.values()]
         yield Gauges("xpyd_router_in_flight", "Generation requests being served", self.in_flight)
         yield Gauges("xpyd_router_queued", "Requests that wait for a place or an instance", self.queued())
         yield Gauges("xpyd_router_held", "Those of them that wait for an instance", self.held())
         yield Gauges("xpyd_router_retry_budget", "Retries that may be made now", self.retries_left())
-        yield filled(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
+        yield family(Gauges, "xpyd_router_build_info", "The version", ("version",), {(__version__,): 1})
         for ask in (self._ask_vitals, self._ask_poison, self._ask_disaggregation, self._ask_pairs, self._ask_instances):
             yield from ask()
 
@@ -259,22 +259,22 @@ class RouterMetrics(Collector):
         pairs, audited, names = self._pairs, self._audited, ("prefill", "decode")
         here = [member.name for member in self._members()]
         self._pairs, self._audited = still_here(pairs, here), still_here(audited, here)
-        yield filled(Counters, "xpyd_router_pair_handovers", "Requests whose KV went from one to the other", names,
+        yield family(Counters, "xpyd_router_pair_handovers", "Requests whose KV went from one to the other", names,
                      {pair: flow.count for pair, flow in pairs.items()})
-        yield filled(Counters, "xpyd_router_pair_handover_seconds", "Their handovers, added up", names,
+        yield family(Counters, "xpyd_router_pair_handover_seconds", "Their handovers, added up", names,
                      {pair: flow.seconds for pair, flow in pairs.items()})
-        yield filled(Counters, "xpyd_router_pair_audits", "Audits of which something was found, by pair",
+        yield family(Counters, "xpyd_router_pair_audits", "Audits of which something was found, by pair",
                      (*names, "result"),
                      {(*pair, result): count for pair, found in audited.items() for result, count in found.items()})
 
     def _ask_vitals(self) -> Iterator[Metric]:
         vitals = self.vitals()
         yield Gauges("xpyd_router_connections", "Open connections of clients", vitals.connections)
-        yield filled(Counters, "xpyd_router_connections_refused", "Connections that ended without a whole request",
+        yield family(Counters, "xpyd_router_connections_refused", "Connections that ended without a whole request",
                      ("code",), {(code,): count for code, count in vitals.refused.items()})
         yield Counters("xpyd_router_connections_gave_way", "Connections that were closed to make room for others",
                        vitals.gave_way)
-        yield filled(Gauges, "xpyd_router_held_bytes", "Bytes that are held for clients", ("kind",),
+        yield family(Gauges, "xpyd_router_held_bytes", "Bytes that are held for clients", ("kind",),
                      {(kind,): size for kind, size in vitals.held.items()})
         yield Counters("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
                        vitals.accept_errors)
@@ -288,29 +288,29 @@ class RouterMetrics(Collector):
         yield Gauges("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused)
         yield Gauges("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held)
         quarantined, refused = self.labels()
-        yield filled(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
+        yield family(Gauges, "xpyd_router_poison_labels", "What requests have in common that ended engines", ("state",),
                      {("quarantined",): quarantined, ("refused",): refused})
 
     def _ask_disaggregation(self) -> Iterator[Metric]:
         told = self.disaggregation()
-        yield filled(Gauges, "xpyd_router_disaggregating", "1: decode receives the prompts that it was to receive; 0: it "
+        yield family(Gauges, "xpyd_router_disaggregating", "1: decode receives the prompts that it was to receive; 0: it "
                      "does not; absent while that is not known", ("reason",),
                      {} if told.holds == "Unknown" else {(told.reason,): float(told.holds == "True")})
-        yield filled(Gauges, "xpyd_router_received_share", "Of the tokens of prompts that decode was to receive", (),
+        yield family(Gauges, "xpyd_router_received_share", "Of the tokens of prompts that decode was to receive", (),
                      {} if told.share is None else {(): told.share})
 
     def _ask_instances(self) -> Iterator[Metric]:
         members, names = {(m.name, m.role.value): m for m in self._members()}, ("instance", "role")
         states = Counter((m.role.value, m.standing) for m in members.values())
-        yield filled(Gauges, "xpyd_router_instances", "Known instances", ("role", "state"), dict(sorted(states.items())))
-        yield filled(Gauges, "xpyd_router_legs_open", "Open legs of this router", names,
+        yield family(Gauges, "xpyd_router_instances", "Known instances", ("role", "state"), dict(sorted(states.items())))
+        yield family(Gauges, "xpyd_router_legs_open", "Open legs of this router", names,
                      {labels: m.in_flight for labels, m in members.items()})
         now = self.time()
-        yield filled(Gauges, "xpyd_router_queued_prompt_tokens",
+        yield family(Gauges, "xpyd_router_queued_prompt_tokens",
                      "Tokens of prompts that wait to be computed, about, those that are taken to be cached left out", names,
                      {labels: round(backlog(m, now)) for labels, m in members.items()})
-        yield filled(Gauges, "xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat", names,
+        yield family(Gauges, "xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat", names,
                      {labels: m.load.kv_usage for labels, m in members.items()})
         for field, words in _DRAFTS.items():  # of engines that speculate, since their start
-            yield filled(Counters, f"xpyd_router_engine_{field}_tokens", words, names, {
+            yield family(Counters, f"xpyd_router_engine_{field}_tokens", words, names, {
                 labels: getattr(m.load.drafts, field) for labels, m in members.items() if m.load.drafts is not None})

@@ -1,6 +1,6 @@
 """Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
 
-    a request ends ──over, unserved──▶ metrics, history, totals, access log
+    a request ends ──on_over, on_unserved──▶ metrics, history, totals, access log
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceNa
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.paths import Route, RouteKind
-from xpyd_sidecar.router.fleet.member import Changed, Probed
+from xpyd_sidecar.router.fleet.member import HealthResult, RosterChange
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
@@ -49,12 +49,13 @@ def line_of(record: Record) -> dict[str, object]:
     """The fields of a request that is over."""
     if not record.api:
         return {"request": record.request_id, "path": record.path, "status": record.status,
-                "decode": record.went(Role.DECODE), "attempt": len(record.legs),
+                "decode": record.last_instance(Role.DECODE), "attempt": len(record.legs),
                 "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail, **_bill(record)}
     passed = {"path": record.path} if record.path else {}
     return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
-            "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
-            "attempt": record.attempt, "skips": record.skips, "continued": record.continued,
+            "status": record.status, "prefill": record.last_instance(Role.PREFILL),
+            "decode": record.last_instance(Role.DECODE), "attempt": record.attempt, "skips": record.skips,
+            "continued": record.continued,
             "seconds": round(record.last_at - record.arrived, 4),
             "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
             "detail": record.detail, **passed, **_bill(record)}
@@ -93,7 +94,7 @@ class AccessLine:
         return record.outcome if record.api else passed_outcome(record.outcome, record.ended_as)
 
     @staticmethod
-    def at(record: Record) -> float:
+    def timestamp(record: Record) -> float:
         """When it ended, in seconds since 1970."""
         return record.arrived_unix + record.last_at - record.arrived
 
@@ -103,7 +104,7 @@ class AccessLine:
         if not record.api or record.path or record.detail or record.tenant:
             return _encode(line_of(record)).decode()[1:-1]
         arrived, first = record.arrived, record.first_at
-        between = _between(record.api, record.went(Role.PREFILL), record.went(Role.DECODE), (
+        between = _between(record.api, record.last_instance(Role.PREFILL), record.last_instance(Role.DECODE), (
             record.stream, record.status, record.attempt, record.skips, record.continued))
         first_byte = "null" if math.isnan(first) else f"{first - arrived:.4f}"
         return (f'"request":"{record.request_id}","transfer":"{record.transfer}",{between},'
@@ -149,33 +150,34 @@ class RouterObserver:
         self.counting = batch.Counting(time())
         self.sample = TrafficSample(time())
         self._tenants = TenantUsage(self.metrics.count)
-        self.metrics.disaggregation = lambda: self.intakes.told
+        self.metrics.disaggregation = lambda: self.intakes.verdict
 
     # ---- requests
 
-    def opened(self, tokens: int, skips: str) -> None:
+    def on_opened(self, tokens: int, skips: str) -> None:
         """A request is being served, whose prompt has about so many tokens. ``skips``: as ``Record.skips``."""
         self.metrics.in_flight += 1
         self._opened.append(tokens)
         if skips:
             self._skipped[skips] += tokens
 
-    def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str, *, tenant: str = "") -> None:
+    def on_unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str, *,
+                    tenant: str = "") -> None:
         """A request ended before it was served: count it, and log it. ``tenant``: whose it was."""
         if tenant:
             self._tenants.count_unserved(tenant, outcome)
         api, passed = route.api or "", passed_outcome(outcome, "")
         if route.way is RouteKind.PASSED:
-            self.passed(route.path, passed)
+            self.on_passed(route.path, passed)
         if api:
-            self.refused(api, request_id, outcome, status, detail)
+            self.on_refused(api, request_id, outcome, status, detail)
         if self._access_log:
             which = {"api": api} if api else {"path": route.path}
             which |= {"tenant": tenant} if tenant else {}
             access.info("%s", outcome if api else passed,
                         extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
 
-    def over(self, record: Record) -> None:
+    def on_over(self, record: Record) -> None:
         """A request that was served is over. What it leaves to be told waits for ``tell``: done for many at a time, with
         warm caches, it costs a fraction.
         """
@@ -202,7 +204,7 @@ class RouterObserver:
             if record.api:
                 generated.append(record)
             if record.path:
-                self.passed(record.path, passed_outcome(record.outcome, record.ended_as))
+                self.on_passed(record.path, passed_outcome(record.outcome, record.ended_as))
             if record.tenant and record.outcome != HELD:
                 self._tenants.count_served(record)
         self._unsettled += generated
@@ -212,19 +214,19 @@ class RouterObserver:
         if self._access_log:
             logs.tell_all(access, over, _LINE)
 
-    def passed(self, path: str, outcome: str) -> None:
+    def on_passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
         self.metrics.count("passed_requests", path, outcome)
 
-    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+    def on_audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
-        self.metrics.audited(prefill, decode, result, difference)
+        self.metrics.count_audit(prefill, decode, result, difference)
 
-    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+    def on_refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()
-        self.metrics.counted(api, outcome)
-        self.history.refused(time(), request_id, outcome, status, detail)
+        self.metrics.count_outcome(api, outcome)
+        self.history.on_refused(time(), request_id, outcome, status, detail)
 
     @property
     def recent(self) -> list[Record]:
@@ -237,41 +239,41 @@ class RouterObserver:
         self.tell()
         opened, self._opened = self._opened, []
         if opened:
-            self.history.opened(len(opened))
-            self.counting.opened(sum(opened), len(opened))
+            self.history.on_opened(len(opened))
+            self.counting.on_opened(sum(opened), len(opened))
             skipped, self._skipped = self._skipped, Counter[str]()
-            self.intakes.opened(self._loop.time(), sum(opened), skipped)
+            self.intakes.on_opened(self._loop.time(), sum(opened), skipped)
         records, self._unsettled = self._unsettled, []
         self.sample.add(records)
         for api in {record.api for record in records}:
             done = batch.of_records(api, [record for record in records if record.api == api])
-            self.metrics.closed(done)
-            self.counting.closed(done)
-            self.history.closed(done)
+            self.metrics.count_batch(done)
+            self.counting.on_closed(done)
+            self.history.on_closed(done)
 
     # ---- instances (watch.FleetWatch)
 
-    def changed(self, change: Changed) -> None:
+    def on_changed(self, change: RosterChange) -> None:
         """The roster changed."""
         self.metrics.count("roster_changes", change.kind)
-        self.history.changed(time(), change.instance, change.what)
+        self.history.on_changed(time(), change.instance, change.what)
 
-    def probed(self, result: Probed) -> None:
+    def on_probed(self, result: HealthResult) -> None:
         """A health probe ended."""
         self.metrics.count("probes", result.value)
 
     # ---- what others read
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Called every second or oftener."""
         self.settle()
-        self.history.turn(time(), self.metrics.in_flight, self.metrics.queued())
-        self.intakes.look(self._loop.time(), self._roster.members())
+        self.history.advance(time(), self.metrics.in_flight, self.metrics.queued())
+        self.intakes.update(self._loop.time(), self._roster.members())
 
     def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool,
               idle_s: float | None = None) -> Fleet:
         """What ``GET /fleet`` says. Times are those of the roster's clock. ``idle_s``: since there was a request."""
-        self.turn()
+        self.tick()
         seconds = self.history.last(WINDOW_S)
         over = max(1, len(seconds))
         served = sum((Counter(second.served) for second in seconds), Counter[InstanceName]())
@@ -281,7 +283,7 @@ class RouterObserver:
             return round(total / over, 4)
 
         return Fleet(
-            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
+            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.is_settled(now),
             instances=tuple(msgspec.structs.replace(
                 each, served_s=round(served[each.instance] / over, 4),
                 intake=self.intakes.rates(each.instance, each.incarnation),
@@ -292,8 +294,8 @@ class RouterObserver:
             rates=Rates(requests=rate("done"), **{name: rate(name) for name in (
                 "failed", "retries", "continued", "tokens", "bytes")}),
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in batch.MEASURES},
-            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
-            changes=tuple(self.history.changes), disaggregation=self.intakes.told)
+            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.totals(),
+            changes=tuple(self.history.changes), disaggregation=self.intakes.verdict)
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:

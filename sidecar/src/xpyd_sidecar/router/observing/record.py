@@ -98,12 +98,12 @@ class Record(msgspec.Struct):
         return next((leg.result for leg in reversed(self.legs) if leg.role is Role.DECODE), "")
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether an engine answered it to its end."""
         ends = [leg.result for leg in self.legs if leg.role is Role.DECODE or self.outcome == "client_error"]
         return self.outcome in {"ok", "client_error"} and bool(ends) and ends[-1] in {"2xx", "4xx"}
 
-    def went(self, role: Role) -> str:
+    def last_instance(self, role: Role) -> str:
         """The instance that the last leg of a role went to; empty where none did."""
         for leg in reversed(self.legs):
             if leg.role is role:

@@ -35,7 +35,7 @@ class EngineNotes(NamedTuple):
     within_s: float
 
 
-def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
+def select(records: Sequence[Record], which: str, number: int) -> list[Record]:
     """The ``last`` or the ``slowest`` ones of those that went to engines, the latest or slowest first."""
     sent = [record for record in records if record.legs]
     if which == "slowest":
@@ -45,7 +45,7 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
     return sent[:number]
 
 
-def of(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
+def of_request(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
     """What is known of a request."""
     seconds, ttft, _ = record.measures()
     events = [*_routed(record), *(event for one in heard for event in _noted(one, record.transfer, record.arrived))]
@@ -53,7 +53,7 @@ def of(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
                     record.prompt_tokens, record.tokens, _ordered(events))
 
 
-def unrouted(transfer: TransferId, heard: Sequence[EngineNotes]) -> Timeline | None:
+def of_transfer(transfer: TransferId, heard: Sequence[EngineNotes]) -> Timeline | None:
     """A transfer whose request went through another router: what the engines know, from their first mark on."""
     marks = [(min(notes.marks.values()) - one.ahead, one) for one in heard for notes in one.told.notes
              if notes.transfer == transfer and notes.marks]

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable
 
 from xpyd_sidecar.contract.ids import Role, ServiceName
-from xpyd_sidecar.contract.sample import COLUMNS, HOUR_S, MOST, PackedSample, little
+from xpyd_sidecar.contract.sample import COLUMNS, HOUR_S, MOST, PackedSample, pack_numbers
 from xpyd_sidecar.router.observing.record import Record
 
 
@@ -53,10 +53,10 @@ class TrafficSample:
             self._rest[place * COLUMNS:(place + 1) * COLUMNS] = array("f", row)
             self._next = (place + 1) % self._most
 
-    def told(self, service: ServiceName, now: float) -> PackedSample:
-        """As it is now. ``now``: seconds since 1970."""
+    def pack(self, service: ServiceName, now: float) -> PackedSample:
+        """The sample as it is now, packed. ``now``: seconds since 1970."""
         begins = max(now - HOUR_S, self._since, self._lost_at)
-        return PackedSample(service, begins, now, little(self._at), little(self._rest))
+        return PackedSample(service, begins, now, pack_numbers(self._at), pack_numbers(self._rest))
 
 
 def _row(record: Record) -> tuple[float, ...]:

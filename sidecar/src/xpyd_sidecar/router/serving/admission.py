@@ -69,7 +69,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     if below and asks.api and not asks.skips and asks.tokens.prompt < below:
         asks.skips = SHORT
     size = len(request.body)
-    one = Accepted(context, route, request, reply, asks)
+    one = AcceptedRequest(context, route, request, reply, asks)
     reply.connection.holding.reserve(one.key, size, asks.reserves(size))
     if tenancy is None:
         return _go_on(one)
@@ -82,7 +82,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         raise
 
 
-class Accepted(NamedTuple):
+class AcceptedRequest(NamedTuple):
     """A request that is in order, and has its room in the ledger."""
 
     context: RequestContext
@@ -91,7 +91,7 @@ class Accepted(NamedTuple):
     reply: Reply
     asks: Asks
 
-    def unserved(self, fault: HttpFault | None) -> None:
+    def on_unserved(self, fault: HttpFault | None) -> None:
         """It waited, is not served, and gets this answer; None: its client has gone."""
         reply, upload = self.reply, self.request.upload
         if upload is not None and not upload.done:
@@ -106,8 +106,8 @@ class Accepted(NamedTuple):
         tenancy = self.asks.tenancy
         if tenancy is not None:
             tenancy.end(self.context.loop.time())
-        self.context.observer.unserved(self.route, self.request.request_id, *ended,
-                                       tenant="" if tenancy is None else tenancy.tenant.name)
+        self.context.observer.on_unserved(self.route, self.request.request_id, *ended,
+                                          tenant="" if tenancy is None else tenancy.tenant.name)
 
     @property
     def key(self) -> str:
@@ -115,7 +115,7 @@ class Accepted(NamedTuple):
         tenancy = self.asks.tenancy
         return self.context.clients.name(self.request.headers) if tenancy is None else tenancy.tenant.name
 
-    def again(self, serving: Serving, fault: HttpFault) -> bool:
+    def try_hold(self, serving: Serving, fault: HttpFault) -> bool:
         """Hold it in place of an answer that says that nobody could be asked, if somebody is expected and no engine has
         seen it; whether it is held, or has its answer now.
         """
@@ -127,11 +127,11 @@ class Accepted(NamedTuple):
         try:
             reply.connection.hand_over(serving, _hold(self))
         except HttpFault as full:
-            self.unserved(full)
+            self.on_unserved(full)
         return True
 
 
-def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
+def _go_on(one: AcceptedRequest, waited_s: float = 0.0) -> RequestHandler:
     """Hold, queue or serve a request that has waited for so long. Raises HttpFault: 429 and 503, it cannot wait, or not be
     served.
     """
@@ -141,29 +141,29 @@ def _go_on(one: Accepted, waited_s: float = 0.0) -> RequestHandler:
         return _hold(one)
     if why := context.hold.refusal(asks):
         raise unavailable(why, context.hold.again_s())
-    line, key, alone = context.line, one.key, asks.alone
-    passes = line.passes(key, alone=alone, blocked=lambda: not context.room(alone=False))
-    if passes and context.room(alone=alone):
+    line, key, alone = context.line, one.key, asks.decode_only
+    passes = line.passes(key, alone=alone, blocked=lambda: not context.has_room(alone=False))
+    if passes and context.has_room(alone=alone):
         return _begin(one)
     handler = line.enter(QueuedRequest(
         line, one.reply, key, asks.priority, asks.weighed_tokens(asks.tokens.total), alone=alone,
-        room=lambda: context.room(alone=alone), serve=partial(_turn, one), unserved=one.unserved))
+        room=lambda: context.has_room(alone=alone), serve=partial(_turn, one), on_unserved=one.on_unserved))
     if alone:
-        line.moved()  # those before it may wait for prefill
+        line.schedule()  # those before it may wait for prefill
     return handler
 
 
-def _hold(one: Accepted) -> RequestHandler:
+def _hold(one: AcceptedRequest) -> RequestHandler:
     """A request for which somebody is expected. Raises HttpFault: as ``_go_on``."""
     context, asks, body = one.context, one.asks, len(one.request.body)
     asks.held = True
     return context.hold.enter(HeldRequest(
-        context.hold, one.reply, one.key, asks.priority, asks.weighed_tokens(asks.tokens.total), alone=asks.alone,
+        context.hold, one.reply, one.key, asks.priority, asks.weighed_tokens(asks.tokens.total), alone=asks.decode_only,
         size=body + asks.reserves(body), streams=asks.stream and not asks.opaque, wakes=asks.wakes,
-        serve=partial(_go_on, one), unserved=one.unserved))
+        serve=partial(_go_on, one), on_unserved=one.on_unserved))
 
 
-def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
+def serve(one: AcceptedRequest, *, picks: Selection, waited: bool = False) -> Serving:
     """Begin to serve a request. ``picks``: who may serve it. ``waited``: in the queue, until its turn."""
     context, asks, reply = one.context, one.asks, one.reply
     now, headers = context.loop.time(), one.request.headers
@@ -173,7 +173,7 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         passed_on.append((b"via", b"%b, %b" % (via, context.via)))
     key = one.key
     serving = Serving(context, reply, asks, TransferId(heads.fresh()), passed_on, picks=picks, began=now, key=key,
-                      again=one.again)
+                      again=one.try_hold)
     serving.legs.picks = picks
     record, trace = serving.record, None
     if asks.waited_s:
@@ -182,14 +182,14 @@ def serve(one: Accepted, *, picks: Selection, waited: bool = False) -> Serving:
         record.arrived_unix -= asks.waited_s
     context.generating += asks.generating
     context.servings.add(serving)
-    context.line.begun(key, asks.weighed_tokens(asks.tokens.total), waited=waited)
+    context.line.on_begun(key, asks.weighed_tokens(asks.tokens.total), waited=waited)
     if asks.tenancy is not None:
         record.tenant, record.model = asks.tenancy.tenant.name, asks.model or context.config.model
     if record.api:
         if context.tracing is not None:
             trace = context.tracing.begin(headers, record, asks.model or context.config.model)
         record.prompt_size = picks.tokens
-        context.observer.opened(record.prompt_size, record.skips)
+        context.observer.on_opened(record.prompt_size, record.skips)
     context.budget.on_request(now)
     serving.start(trace)
     return serving
@@ -243,7 +243,7 @@ def _tokens(context: RequestContext, route: Route, request: HttpRequest, asks: A
     return ExpectedTokens(prompt, may_generate(asks.api, route.path, asks.fields, context.answers.usual))
 
 
-def _turn(one: Accepted, queued_s: float) -> RequestHandler:
+def _turn(one: AcceptedRequest, queued_s: float) -> RequestHandler:
     """It is the turn of a request that waited for so long; where all have gone meanwhile it may be held. Raises HttpFault:
     its body will not be whole.
     """
@@ -254,7 +254,7 @@ def _turn(one: Accepted, queued_s: float) -> RequestHandler:
     return _hold(one) if one.context.hold.takes(one.asks) else _begin(one, waited=True)
 
 
-def _begin(one: Accepted, *, waited: bool = False) -> RequestHandler:
+def _begin(one: AcceptedRequest, *, waited: bool = False) -> RequestHandler:
     """Serve a request. ``waited``: see ``serve``."""
     context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
     if not asks.api:
@@ -266,7 +266,7 @@ def _begin(one: Accepted, *, waited: bool = False) -> RequestHandler:
     picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
-    pull = None if asks.alone or asks.pulled else context.pulls.plan(asks.generates, picks)
+    pull = None if asks.decode_only or asks.pulled else context.pulls.plan(asks.generates, picks)
     if pull is None:
         return serve(one, picks=picks, waited=waited)
     asks.pulled = True
@@ -275,5 +275,5 @@ def _begin(one: Accepted, *, waited: bool = False) -> RequestHandler:
         asks.waited_s += pulled_s
         return serve(one, picks=picks, waited=waited)
 
-    return pull.begin(one.reply, go_on, one.unserved)
+    return pull.begin(one.reply, go_on, one.on_unserved)
 

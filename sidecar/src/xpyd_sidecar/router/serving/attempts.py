@@ -46,16 +46,16 @@ STREAM_STALL_S = 3.0
 Headers = list[tuple[bytes, bytes]]
 
 
-class GoesOn(mv.Course, Protocol):
+class GoesOn(mv.ResumableStream, Protocol):
     """An answer that may go on elsewhere, for who carries that out."""
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """An engine answered 4xx."""
 
     def resume(self) -> tuple[str, int]:
         """It goes on elsewhere: in which way, and how many tokens the client has."""
 
-    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+    def on_first_token(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
         """Prefill's token goes to the client; ``streams`` read the other legs."""
 
 
@@ -115,7 +115,7 @@ class Asks(ABC):
         return None
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether decode does all of it."""
         return bool(self.skips)
 
@@ -134,7 +134,7 @@ class Asks(ABC):
         return False
 
     @property
-    def course(self) -> GoesOn | None:
+    def resumable_stream(self) -> GoesOn | None:
         """What the client has of an answer that may go on elsewhere; None where it cannot."""
         return None
 
@@ -238,8 +238,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
         """Where legs are open."""
         return [leg.send.target.instance for leg in self.values()]
 
-    def to(self, instance: str, incarnation: str) -> Iterable[OpenAttempt]:
-        """Those to this incarnation that are open when their turn comes: what happens to one may shut others."""
+    def attempts_on(self, instance: str, incarnation: str) -> Iterable[OpenAttempt]:
+        """Attempts on this incarnation, one by one, each if it is still open: what happens to one may shut others."""
         for number, leg in list(self.items()):
             target = leg.send.target
             if (target.instance, target.incarnation) == (instance, incarnation) and number in self:
@@ -258,7 +258,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         picks = self.picks
         uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
         if picks is not None and picks.stays:
-            context.observer.metrics.skipped(uncached)
+            context.observer.metrics.count_skipped_rest(uncached)
         self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, tokens - uncached,
                                       target.member.queued_tokens)
         target.member.queued_tokens += tokens
@@ -273,8 +273,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
             lines += lines_of(passed)
         context.pool.send(call, partial(self._asks.leg, send, lines, speaks=speaks))
 
-    def heard(self, leg: OpenAttempt, body: bytes = b"") -> None:
-        """The first byte of its answer has come, or all of it: ``body``."""
+    def on_answer(self, leg: OpenAttempt, body: bytes = b"") -> None:
+        """The first byte of a leg's answer has come, or all of the answer: ``body``."""
         member = leg.send.target.member
         member.heard_at = self._context.loop.time()
         if leg.send.role is Role.PREFILL:
@@ -283,7 +283,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
                 estimate, told = self._record.prompt_size, answers.prompt_tokens(body)
                 # By the prompt's length as the engine tells it: the estimate's own error is none of what is held.
                 predicted = leg.cached * told // estimate if told > 0 and estimate > 0 else leg.cached
-                self._context.observer.metrics.cached(predicted, actual)
+                self._context.observer.metrics.count_cached_tokens(predicted, actual)
         if self._asks.tenancy is not None and (leg.send.role is Role.PREFILL or leg.send.params is None):
             self._record.cached_tokens = answers.cached_tokens(body)
             self._asks.tenancy.note_prefill_usage(body)
@@ -297,36 +297,36 @@ class OpenAttempts(dict[int, OpenAttempt]):
             return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
         return None
 
-    def doubt(self, now: float, awake: float) -> None:
+    def probe_silent(self, now: float, awake: float) -> None:
         """Have the engines probed that were silent for long. ``awake``: nobody was before."""
         for leg in list(self.values()):
             bound = min(waiting.STALL_S, STREAM_STALL_S) if leg.call is self.relaying else waiting.STALL_S
             if now - max(leg.call.last_at, awake) > bound:
-                self._context.watch.doubt(leg.send.target)
+                self._context.watch.request_probe(leg.send.target)
 
-    def left(self, leg: OpenAttempt) -> None:
-        """It was to be left for another one, since it was silent; it was not, where it is open still."""
+    def on_left(self, leg: OpenAttempt) -> None:
+        """A leg was to be left for another one, since it was silent. It was not, where it is open still."""
         if leg.send.leg not in self:
             leg.record.result = SILENT
             self.blame(leg, "it was silent")
 
     def blame(self, leg: OpenAttempt, why: str) -> None:
         """A leg failed, and its instance may be to blame."""
-        self._context.outliers.failed(leg.send.target)
+        self._context.outliers.on_failed(leg.send.target)
         self._blamed.append((leg.send.role, leg.send.target, why))
 
-    def over(self, connection: ReplyConnection) -> None:
+    def on_over(self, connection: ReplyConnection) -> None:
         """The request is over. ``connection``: of its client."""
         record, asks, context = self._record, self._asks, self._context
         used = spent(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok", sent=bool(record.legs))
-        context.line.over(self._key, asks.weighed_tokens(asks.tokens.total), asks.weighed_tokens(used))
+        context.line.on_over(self._key, asks.weighed_tokens(asks.tokens.total), asks.weighed_tokens(used))
         if asks.tenancy is not None and record.outcome != HELD:
             asks.tenancy.end(context.loop.time(), record)
         if record.api and record.tokens >= 0 and record.outcome == "ok":
             context.answers.learn(record.tokens)
         context.lengths.learn(asks.prompt, record.prompt_tokens)
-        self._context.outliers.over(self._record, self.sent, self._blamed,
-                                    lambda: (self._asks.request_hash(), self._key, connection.server.source(connection)))
+        self._context.outliers.on_over(self._record, self.sent, self._blamed,
+                                       lambda: (self._asks.request_hash(), self._key, connection.server.source(connection)))
 
     def silent(self, now: float, awake: float) -> list[OpenAttempt]:
         """Those that gave nothing for too long and are better elsewhere; who gave nothing for too long is suspected.
@@ -374,18 +374,19 @@ class OpenAttempts(dict[int, OpenAttempt]):
         return leg
 
     def cancel(self, leg: OpenAttempt, attempt: int) -> None:
-        """Take a leg back that was shut. ``attempt``: see ``farewell``."""
+        """Take a leg back that was shut. ``attempt``: see ``send_cancel_notice``."""
         leg.call.cancel()
         if math.isnan(leg.record.first_at):
-            self.farewell(leg, attempt)
+            self.send_cancel_notice(leg, attempt)
 
-    def farewell(self, leg: OpenAttempt, attempt: int) -> None:
-        """The engine may not know this leg: its connector would wait for it. ``attempt``: the last one of its transfer:
-        prefill may have been asked again meanwhile.
+    def send_cancel_notice(self, leg: OpenAttempt, attempt: int) -> None:
+        """Tell decode that this leg will not come: the engine may not know it, and its connector would wait.
+
+        ``attempt``: the last one of its transfer, since prefill may have been asked again meanwhile.
         """
         send = leg.send
         if send.role is Role.DECODE and send.params is not None:
-            self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))
+            self._context.cancel_notices.send(send.target, msgspec.structs.replace(send.params, attempt=Attempt(attempt)))
 
 
 def _computed(leg: OpenAttempt) -> None:

@@ -37,7 +37,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving.waiting import InFlightRequest
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,13 @@ _Rank = tuple[InstanceName, int | None]
 class Audits:
     """Those of one router process."""
 
-    def __init__(self, pool: EnginePool, farewells: Farewells, roster: Roster, share: float, *, calm: Callable[[], bool],
+    def __init__(self, pool: EnginePool, notices: CancelNotices, roster: Roster, share: float, *, calm: Callable[[], bool],
                  tell: Callable[[InstanceName, InstanceName, str, float], None]) -> None:
         """``share`` of the requests with KV from prefill that are audited, 0 to 1. ``calm``: whether this router has room
         for audits now. ``tell`` hears of each request that was chosen: prefill, decode, what was found or why nothing was,
         the difference or NaN.
         """
-        self.pool, self.farewells = pool, farewells
+        self.pool, self.notices = pool, notices
         self._loop, self._roster, self._calm, self._hears = pool.loop, roster, calm, tell
         self._share = share
         self._chance = random.random
@@ -76,7 +76,7 @@ class Audits:
         """Audits that wait or run."""
         return len(self._waiting) + (self._running is not None)
 
-    def over(self, one: InFlightRequest) -> None:
+    def on_over(self, one: InFlightRequest) -> None:
         """A request has ended: perhaps it is audited."""
         if self._chance() >= self._share:
             return
@@ -117,13 +117,13 @@ class Audits:
         """Whether an engine has given log probabilities in this life, as far as is known here."""
         return self._warm.get((one.instance, one.dp_rank)) == one.incarnation
 
-    def warmed(self, one: EngineTarget) -> None:
-        """It has now."""
+    def mark_warm(self, one: EngineTarget) -> None:
+        """Note that an engine has given log probabilities in this life."""
         if len(self._warm) >= MAX_WARM:
             self._warm.clear()
         self._warm[one.instance, one.dp_rank] = one.incarnation
 
-    def ended(self, pair: Pair, result: str, difference: float) -> None:
+    def on_ended(self, pair: Pair, result: str, difference: float) -> None:
         """The audit that ran is over. ``difference``: NaN where nothing was found."""
         self._running = None
         self._tell(pair, result, difference)
@@ -204,8 +204,8 @@ class _Audit(Sink):
         for number, call in calls.items():
             call.cancel()
             if number == _HANDED:  # the engine may not know it yet: its connector would wait
-                self._audits.farewells.say(self.pair.decode, self._leg(Role.DECODE, None))
-        self._audits.ended(self.pair, result, difference)
+                self._audits.notices.send(self.pair.decode, self._leg(Role.DECODE, None))
+        self._audits.on_ended(self.pair, result, difference)
 
     # ---- call.Sink
 
@@ -220,7 +220,7 @@ class _Audit(Sink):
             self.end("failed")
         elif call.tag == _ALONE:
             self._alone, self._warming = odds, False
-            self._audits.warmed(self.pair.decode)
+            self._audits.mark_warm(self.pair.decode)
             self._hand_over()
         else:
             self._handed = odds if call.tag == _HANDED else self._handed

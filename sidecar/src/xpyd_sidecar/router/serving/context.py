@@ -42,7 +42,7 @@ from xpyd_sidecar.router.serving.profiles import Profiles
 from xpyd_sidecar.router.serving.pulls import Pulls
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue, InFlight, InFlightRequest
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 NAMES_MAX = 1024
 """Names of models that a router remembers."""
@@ -90,8 +90,8 @@ class RequestContext:
         self.roster.on_change = self._changed
         self.budget = RetryBudget(router.retry_budget)
         self.pool = EnginePool(self.loop)
-        self.farewells = Farewells(self.loop, self.pool)
-        self.pulls = Pulls(self.pool, self.farewells, lambda result: self.observer.metrics.count("pulls", result))
+        self.cancel_notices = CancelNotices(self.loop, self.pool)
+        self.pulls = Pulls(self.pool, self.cancel_notices, lambda result: self.observer.metrics.count("pulls", result))
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.standby = Standby(enabled=router.wakes)
         self.hold = Hold(self.loop, ExpectedInstances(self.roster, self.standby), hold_s=router.hold_s,
@@ -113,18 +113,18 @@ class RequestContext:
         self.observer.metrics.time = self.loop.time
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
-        self.audits = Audits(self.pool, self.farewells, self.roster, router.audit, calm=self._calm,
-                             tell=self.observer.audited) if router.audit else None
-        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer.changed, self.observer.probed)
+        self.audits = Audits(self.pool, self.cancel_notices, self.roster, router.audit, calm=self._calm,
+                             tell=self.observer.on_audited) if router.audit else None
+        self.watch = FleetWatch(self.roster, self.servings.on_lost, self.observer.on_changed, self.observer.on_probed)
         self.outliers = OutlierWatch(config.instance, self.roster, self.watch, self.pool, hung=self._hung,
                                      stalled=self._stalled,
                                      note=lambda result: self.observer.metrics.count("canaries", result.value))
-        self.watch.on_leaving = self.servings.leaving
-        self.watch.on_verdict = self.poison.judged
+        self.watch.on_leaving = self.servings.on_leaving
+        self.watch.on_verdict = self.poison.on_verdict
 
     def terms(self) -> SamplingTerms:
         """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
-        told = self.roster.told()
+        told = self.roster.engine_defaults()
         if told is not self._terms.told:
             self._terms = SamplingTerms(self._terms.sampled, told)
         return self._terms
@@ -147,7 +147,7 @@ class RequestContext:
         """Whether an instance has told which names it answers to, adapters among them: one that starts has not."""
         return any(one.also or (one.model and one.state is not State.STARTING) for one in self.roster.members())
 
-    def room(self, *, alone: bool) -> bool:
+    def has_room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
@@ -194,10 +194,10 @@ class RequestContext:
     def _changed(self) -> None:
         if self.standby.enabled and len(self._names) < NAMES_MAX:
             self._names.update(self.roster.names().listed)
-        self.profiles.doubt()
-        self.hold.changed()
+        self.profiles.invalidate()
+        self.hold.on_fleet_change()
 
-    def closed(self, one: InFlightRequest) -> None:
+    def on_closed(self, one: InFlightRequest) -> None:
         """A request is over."""
         if one in self.servings:
             self.servings.discard(one)
@@ -205,9 +205,9 @@ class RequestContext:
                 self.generating -= 1
                 self.used = self.loop.time()
         if self.audits is not None:
-            self.audits.over(one)
+            self.audits.on_over(one)
         if self.line.waits:
-            self.line.moved()
+            self.line.schedule()
 
     def _calm(self) -> bool:
         """Whether there is room for what nobody waits for."""
@@ -225,15 +225,15 @@ class RequestContext:
         member.in_flight -= 1
         member.ended += 1
         if self.line.waits:
-            self.line.moved()
+            self.line.schedule()
         if self.poison.held:
-            self.poison.moved()
+            self.poison.schedule()
 
     # ---- time
 
     def _stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
-        self.servings.stalled(instance, incarnation)
-        self.poison.stalled(instance, incarnation)
+        self.servings.on_stalled(instance, incarnation)
+        self.poison.on_stalled(instance, incarnation)
 
     def _hung(self) -> None:
         self.servings.sweep(self.loop.time(), self._awake)
@@ -243,7 +243,7 @@ class RequestContext:
         now, self._awake = self.loop.time(), awake
         self.watch.tick()
         self.rooms.look(now, self.roster.members())
-        self.line.moved()
+        self.line.schedule()
         self.hold.sweep(now)
         self.pool.sweep()
         self.poison.tick()
@@ -251,7 +251,7 @@ class RequestContext:
             self.audits.tick()
         if len(self.quotas):
             self.demand.share(now, time())
-        self.observer.turn()
+        self.observer.tick()
         for member in self.roster.members():
             member.work_since = math.inf
         self.servings.sweep(now, awake)

@@ -50,4 +50,4 @@ def finish(record: Record, exchange: Exchange, over: RequestOver, lengths: tuple
         record.skips = REFUSED
     if lengths is not None:
         record.prompt_tokens, record.tokens = lengths
-    record.last_at, record.bytes = perf_counter(), reply.sent
+    record.last_at, record.bytes = perf_counter(), reply.sent_bytes

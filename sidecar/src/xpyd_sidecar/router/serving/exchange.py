@@ -18,7 +18,7 @@
 Laws
   1. The client gets at most one answer: one of Pass, Fail, Relay … Complete, Relay … Fail.
   2. Nothing reaches the client before Relay or Pass. Until then every leg can be replaced by one that does the same;
-     after Relay by one that goes on behind what the client has, if the stream has a ``course``; after Pass by none.
+     after Relay by one that goes on behind what the client has, if the stream may go on elsewhere; after Pass by none.
   3. At most one prefill leg and one decode leg are open. A leg ends once: by its own event or by Cancel.
   4. Over is the last instruction, given once, when no leg is open.
   5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``RequestLimits``, legs between
@@ -42,24 +42,24 @@ from xpyd_sidecar.router.balance.limits import RetryBudget
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.role_attempts import MAX_REFUSALS, NOBODY, RoleAttempts, answered
+from xpyd_sidecar.router.serving.role_attempts import MAX_REFUSALS, NOBODY, RoleAttempts, answer_words
 
 
 class Exchange:
     """One request. ``handle`` is the only method that changes it."""
 
-    __slots__ = ("_alone", "_answered", "_avoid", "_begun", "_budget", "_course", "_decode", "_detail", "_erred", "_limits",
-                 "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_transfer",
-                 "_whole_at", "_without", "attempt", "continued", "deadline", "over", "refused")
+    __slots__ = ("_alone", "_answered", "_avoid", "_begun", "_budget", "_decode", "_detail", "_erred", "_limits",
+                 "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_stream",
+                 "_transfer", "_whole_at", "_without", "attempt", "continued", "deadline", "over", "refused")
 
     def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
-                 alone: bool = False, course: mv.Course | None = None,
+                 alone: bool = False, stream: mv.ResumableStream | None = None,
                  avoid: Callable[[], frozenset[InstanceName]] = frozenset) -> None:
-        """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
+        """``alone``: decode does all of it. ``stream``: None where the answer cannot, or shall not, go on elsewhere.
         ``avoid``: instances that it must keep away from now.
         """
         self._transfer = transfer
-        self._course = course
+        self._stream = stream
         self._budget = budget
         self._picks = picks
         self._avoid = avoid
@@ -137,21 +137,21 @@ class Exchange:
 
     def _on_decode(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
-            case mv.Begun():
+            case mv.AttemptBegun():
                 return [] if self._decode.begun else self._decode_begun(leg)
             case mv.AttemptEnded(failure=failure, outcome=outcome):
                 self._decode.open = None
                 return self._answer(outcome, mv.Complete(), lingers=now, detail=failure)
             case mv.AttemptFailed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
-            case mv.Answered(aborted=True):
+            case mv.AttemptAnswered(aborted=True):
                 return self._decode_failed(leg, FailureKind.ABORTED, FailureReason("the engine aborted the request"), now)
-            case mv.Answered(status=status) if self._begun:
+            case mv.AttemptAnswered(status=status) if self._begun:
                 reason = FailureReason(f"it answered {status} instead of going on")
                 return self._decode_failed(leg, FailureKind.BROKEN, reason, now)
-            case mv.Answered(status=status) if status >= 500:
+            case mv.AttemptAnswered(status=status) if status >= 500:
                 return self._decode_erred(leg, status, now)
-            case mv.Answered(status=status):
+            case mv.AttemptAnswered(status=status):
                 self._decode.open = None
                 passed = mv.Pass(leg.leg)
                 return self._answer("client_error", passed) if status >= 400 else self._answer("ok", passed, lingers=now)
@@ -175,7 +175,7 @@ class Exchange:
         if again is not None:
             self._erred = True
             return again
-        return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {answered(leg, status)}")
+        return self._answer("failed", mv.Pass(leg.leg), detail=f"decode {answer_words(leg, status)}")
 
     def _decode_failed(self, leg: mv.SendAttempt, kind: FailureKind, reason: FailureReason,
                        now: float) -> list[mv.Instruction]:
@@ -184,10 +184,10 @@ class Exchange:
         why = reason.of(f"decode instance {leg.target.instance}")
         if self._begun:
             self._spoken = False
-            tail = self._course.tail() if self._course is not None else None
+            tail = self._stream.tail() if self._stream is not None else None
             if tail is not None:
                 return self._answer("ok", mv.Complete(tail))
-            if self._course is None or kind is FailureKind.DIFFERS or not self._course.goes_on:
+            if self._stream is None or kind is FailureKind.DIFFERS or not self._stream.goes_on:
                 return self._fail("broken", upstream(why.said), why.full)
         if kind is FailureKind.LACKING:
             return self._fail("unavailable", unavailable(reason.said))
@@ -226,7 +226,7 @@ class Exchange:
         # are short and stay. A stream with its finish reason needs nobody else.
         if self._answered or self._exhausted:
             return []
-        if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
+        if self._begun and (self._stream is None or not self._stream.goes_on or self._stream.tail() is not None):
             return []
         pair = self._pick(self._decode.bad | {leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
@@ -242,17 +242,17 @@ class Exchange:
 
     def _on_prefill(self, event: mv.LegEvent, leg: mv.SendAttempt, now: float) -> list[mv.Instruction]:
         match event:
-            case mv.Answered(status=200, aborted=False) | mv.AttemptEnded():
+            case mv.AttemptAnswered(status=200, aborted=False) | mv.AttemptEnded():
                 self._prefill.open = None
                 self._whole_at = math.inf
-            case mv.Begun() if not self._begun and not self._answered and self._course is not None:
+            case mv.AttemptBegun() if not self._begun and not self._answered and self._stream is not None:
                 # Its token is decode's first one, which decode's stream is compared with.
                 self._begun = self._spoken = True
                 return [mv.Relay(leg.leg)]
-            case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
+            case mv.AttemptAnswered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
-            case mv.Answered(status=status):
-                return self._prefill_failed(leg, FailureReason(f"prefill {answered(leg, status)}"), now)
+            case mv.AttemptAnswered(status=status):
+                return self._prefill_failed(leg, FailureReason(f"prefill {answer_words(leg, status)}"), now)
             case mv.AttemptFailed(kind=FailureKind.LACKING, reason=reason) if not self._begun and not self._answered:
                 self._prefill.open = None
                 return self._fail("unavailable", unavailable(reason.said))
@@ -268,7 +268,7 @@ class Exchange:
         if decode is None or self._limits.on_no_prefill == "reject":
             return self._answer("client_error", mv.Pass(leg.leg))
         self.refused = True
-        return self._decode_alone(decode.target, FailureReason(f"prefill {answered(leg, status)}"), now)
+        return self._decode_alone(decode.target, FailureReason(f"prefill {answer_words(leg, status)}"), now)
 
     def _prefill_failed(self, leg: mv.SendAttempt, why: FailureReason, now: float, *,
                         gone: bool = False) -> list[mv.Instruction]:
@@ -394,7 +394,7 @@ class Exchange:
         self.deadline = self._linger_at
         if self._prefill.open is None and self._decode.open is None:
             self.over, self.deadline = True, math.inf
-            self._course = None  # it may hold this exchange: so both go at once, without the collector
+            self._stream = None  # it may hold this exchange: so both go at once, without the collector
             del self._avoid  # likewise
             out.append(mv.RequestOver(self._answered, self._detail))
         return out

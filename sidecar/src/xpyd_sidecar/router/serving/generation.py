@@ -62,7 +62,7 @@ class Generation(Asks):
         self._terms = terms
         self._profile = profile
         begins = profile.begins
-        self.position: Position | None = None if begins is None else begins.anew()
+        self.position: Position | None = None if begins is None else begins.fresh_copy()
         """What the client has of a stream that can go on elsewhere."""
         self.speaks = profile.speaks
 
@@ -72,7 +72,7 @@ class Generation(Asks):
         return self._request
 
     @property
-    def course(self) -> GoesOn | None:
+    def resumable_stream(self) -> GoesOn | None:
         """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
         return None if self.position is None else self
 
@@ -128,7 +128,7 @@ class Generation(Asks):
         if self._going is None or self.position is None:
             begins = self._profile.begins
             if begins is not None and self.position is not None and self.position.id:
-                self.position = begins.anew()  # that leg gave nothing to the client
+                self.position = begins.fresh_copy()  # that leg gave nothing to the client
             return stream_of(self.position, framed=framed)
         return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 
@@ -140,7 +140,7 @@ class Generation(Asks):
         large = self._large
         return None if large is None or not large.taken else (large.answer.prompt_tokens, large.answer.tokens)
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """An engine answered 4xx: where a stream goes on it does not take token ids."""
         if self._going is not None and self.position is not None:
             self.position.forgets = True
@@ -153,14 +153,14 @@ class Generation(Asks):
         self._asked = self._going.request
         return ("continue" if self._going.keep else "replay"), position.tokens
 
-    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+    def on_first_token(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
         """Prefill's token goes to the client: decode's stream goes on behind it."""
         position = self.position
         assert position is not None
         position.prompt = token.prompt
         for event in token.events:
             position.note(event)
-        going = continuation.again(self._request, position, counts=False)
+        going = continuation.replay(self._request, position, counts=False)
         for stream in streams:
             if isinstance(stream, NotedStream):
                 stream.splice(Splicer(position, going))
@@ -192,13 +192,13 @@ class Passthrough(Asks):
             self.skips, self.prompt = self._split.skips, self._split.prompt
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it goes without prefill."""
         return self._split is None or bool(self.skips)
 
     def reserves(self, body: int) -> int:
         """See ``Asks``: the body to each engine, and what waits for the first output."""
-        return body if self.alone else LEGS * body + MAX_EARLY
+        return body if self.decode_only else LEGS * body + MAX_EARLY
 
     @property
     def unread(self) -> bool:

@@ -63,7 +63,7 @@ class Holdable(Protocol):
     """It may start instances where none runs."""
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it needs no prefill."""
 
 
@@ -72,12 +72,12 @@ class HeldRequest(QueuedRequest):
 
     def __init__(self, hold: Hold, reply: Reply, key: str, priority: int, cost: int, *, alone: bool, size: int,
                  streams: bool, wakes: bool = False, serve: Callable[[float], RequestHandler],
-                 unserved: Callable[[HttpFault | None], None]) -> None:
+                 on_unserved: Callable[[HttpFault | None], None]) -> None:
         """``alone``: it needs no prefill. ``size``: bytes that it has in the ledger. ``streams``: its client takes
         comments. ``wakes``: it may start instances. The others are ``QueuedRequest``'s.
         """
         super().__init__(hold, reply, key, priority, cost, alone=alone, room=lambda: hold.missing(alone) is None,
-                         serve=serve, unserved=unserved)
+                         serve=serve, on_unserved=on_unserved)
         self.size, self.wakes = size, wakes
         self._streams = streams
         self._paused = False
@@ -148,14 +148,14 @@ class Hold(AdmissionQueue):
 
     def takes(self, asked: Holdable) -> bool:
         """Whether a request is to be held now."""
-        role = self.missing(asked.alone)
+        role = self.missing(asked.decode_only)
         return (role is not None and self._timeout_s > 0 and not (self.closed or asked.once or asked.held)
-                and self._expected.expected(role, self._loop.time(), wakes=asked.wakes or self.wakers > 0))
+                and self._expected.expects(role, self._loop.time(), wakes=asked.wakes or self.wakers > 0))
 
     def refusal(self, asked: Holdable) -> str:
         """Why a request that is not held has nobody, where instances are started for others; empty: no more is known."""
         standby, now = self._expected.standby, self._loop.time()
-        if not standby.enabled or asked.held or self.missing(asked.alone) is None:
+        if not standby.enabled or asked.held or self.missing(asked.decode_only) is None:
             return ""
         return SLEEPS if standby.asleep(now) and not asked.wakes else standby.why_not(now)
 
@@ -189,7 +189,7 @@ class Hold(AdmissionQueue):
         """Hold again."""
         self.closed = False
 
-    def changed(self) -> None:
+    def on_fleet_change(self) -> None:
         """Who may be picked has changed, perhaps: look at it as soon as the event in hand is dealt with."""
         if not self._looks:
             self._looks = True
@@ -197,23 +197,23 @@ class Hold(AdmissionQueue):
 
     def sweep(self, now: float) -> None:
         """Called every second: refuse whom nobody is expected for any more, and let streams hear of it that they wait."""
-        self._expected.look(now)
+        self._expected.update(now)
         wakes = self.wakers > 0
         lost = {alone: role for alone in (False, True) if (role := self.missing(alone)) is not None
-                and not self._expected.expected(role, now, wakes=wakes)}
+                and not self._expected.expects(role, now, wakes=wakes)}
         sleeps = not wakes and self._expected.standby.asleep(now)
         for request in list(self.waits.values()):
             if (role := lost.get(request.alone)) is not None:
                 self.leave(request)
-                request.unserved(unavailable(SLEEPS if sleeps else self._why_not(role)))
+                request.on_unserved(unavailable(SLEEPS if sleeps else self._why_not(role)))
             elif request.ticket is not None:
                 request.comment(now)
-        self.moved()
+        self.schedule()
 
     def _look(self) -> None:
         self._looks = False
-        self._expected.look(self._loop.time())
-        self.moved()
+        self._expected.update(self._loop.time())
+        self.schedule()
 
     def _out(self, number: int) -> QueuedRequest:
         request = self.waits[number]

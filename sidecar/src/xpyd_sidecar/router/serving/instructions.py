@@ -38,7 +38,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
         return self.pair_s + self.load_s
 
 
-class Course(Protocol):
+class ResumableStream(Protocol):
     """A stream that may go on elsewhere, and what the client has of it (``generation.Generation``)."""
 
     @property
@@ -52,13 +52,13 @@ class Course(Protocol):
 # ---- events
 
 
-class Begun(msgspec.Struct, frozen=True):
+class AttemptBegun(msgspec.Struct, frozen=True):
     """The first event of decode's stream is there, and it is no error."""
 
     leg: int
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AttemptAnswered(msgspec.Struct, frozen=True):
     """A whole answer is there."""
 
     leg: int
@@ -117,7 +117,7 @@ class DeadlinePassed(msgspec.Struct, frozen=True):
     """``Exchange.deadline`` has come."""
 
 
-LegEvent = Begun | Answered | AttemptEnded | AttemptFailed
+LegEvent = AttemptBegun | AttemptAnswered | AttemptEnded | AttemptFailed
 LEG_EVENTS = frozenset(get_args(LegEvent))
 Event = LegEvent | AttemptLeaves | AttemptStalls | GivenUp | DeadlinePassed
 

@@ -66,7 +66,7 @@ class Traffic:
         """Of requests that have it, at most, as far as so few can tell: 1 where nothing is known."""
         return (self._count(label) + 1) / (len(self._recent) + 1)
 
-    def unseen(self, label: Label) -> bool:
+    def is_unseen(self, label: Label) -> bool:
         """Whether none has it of so many that less than ``SHARE`` of all do (three in n, with a certainty of 95 %)."""
         return not self._count(label) and SHARE * len(self._recent) >= 3.0
 
@@ -148,7 +148,7 @@ class Likeness:
         """Why requests with these labels are refused; None: they are not."""
         return next((one for one in self._among(labels) if self._refused(now, one)), None)
 
-    def quarantined(self, labels: Collection[Label]) -> bool:
+    def is_quarantined(self, labels: Collection[Label]) -> bool:
         """Whether requests with these labels go where nobody else of that kind is."""
         return next(iter(self._among(labels)), None) is not None
 
@@ -158,13 +158,13 @@ class Likeness:
         return any(any(label in one.labels and request in one.labels[label].requests for one in deaths)
                    and self._chance(label, deaths) <= QUESTION for label in labels)
 
-    def alike(self, some: Collection[Label], others: Collection[Label]) -> bool:
+    def share_evidence(self, some: Collection[Label], others: Collection[Label]) -> bool:
         """Whether two requests have a label in common that may be evidence."""
-        return any(label in others and self.traffic.unseen(label) for label in some)
+        return any(label in others and self.traffic.is_unseen(label) for label in some)
 
     # ---- events
 
-    def noted(self, engine: Engine, request: RequestHash, labels: Labels) -> None:
+    def on_break(self, engine: Engine, request: RequestHash, labels: Labels) -> None:
         """A leg of a request broke off with an engine."""
         death = self._deaths.get(engine)
         if death is None:
@@ -180,23 +180,23 @@ class Likeness:
             elif len(known.requests) < CARRIERS and request not in known.requests:
                 known.requests.append(request)
 
-    def died(self, engine: Engine) -> None:
-        """It did so by itself."""
+    def on_death(self, engine: Engine) -> None:
+        """An engine that broke legs off has died by itself."""
         if engine in self._deaths:
             self._deaths[engine].dead = True
 
-    def dropped(self, engine: Engine) -> None:
-        """It is no evidence, or no longer."""
+    def drop(self, engine: Engine) -> None:
+        """Legs that broke off with an engine are no evidence, or no longer."""
         self._deaths.pop(engine, None)
 
-    def ended(self, labels: Collection[Label]) -> None:
+    def on_ended(self, labels: Collection[Label]) -> None:
         """A request with these labels ended well."""
         for label in labels:
             self._verdicts.pop(label, None)
             for death in self._deaths.values():
                 death.labels.pop(label, None)
 
-    def hear(self, now: float, told: Collection[Label]) -> None:
+    def take_refusals(self, now: float, told: Collection[Label]) -> None:
         """What other routers refuse now is refused here, too, from the first word of it on until the last."""
         for label in sorted(set(told) - self.told):
             if label not in self._verdicts and not self.traffic.common(label):
@@ -241,15 +241,15 @@ class Likeness:
             if self._chance(label, deaths) <= CHANCE:
                 self._quarantine(now, label, carriers.what, tuple(name for name, _ in self._with(label)))
 
-    def convicted(self, now: float, request: RequestHash,
-                  engines: Sequence[Engine]) -> tuple[LabelVerdict, list[Engine]] | None:
+    def convict(self, now: float, request: RequestHash,
+                engines: Sequence[Engine]) -> tuple[LabelVerdict, list[Engine]] | None:
         """A request has ended these engines. What it has is quarantined, and refused if others that have it were at deaths
         which nothing else explains.
         """
         shared = []
         for death in (self._deaths[engine] for engine in engines if engine in self._deaths):
             for label, carriers in death.labels.items():
-                if request in carriers.requests and self.traffic.unseen(label):
+                if request in carriers.requests and self.traffic.is_unseen(label):
                     self._quarantine(now, label, carriers.what, tuple(name for name, _ in engines))
                     if any(one not in engines for one in self._with(label)):
                         shared.append(label)

@@ -1,7 +1,7 @@
 """What requests tell of instances, and what follows from it: who carries out ``fleet.outliers`` for one router.
 
-    a request ends ──over──▶ faults, suspicions ─▶ Outliers ──Ejected──▶ roster; of who hangs, legs move
-    a leg is silent ──suspect──────────────────▶         └──SendCanary──▶ canaries ──on_canary──▶ Outliers
+    a request ends ──on_over──▶ faults, suspicions ─▶ Outliers ──EjectInstance──▶ roster; of who hangs, legs move
+    a leg is silent ──suspect─────────────────────▶         └──SendCanary──▶ canaries ──on_canary──▶ Outliers
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from xpyd_sidecar.router.fleet.first_bytes import FirstBytes
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.outliers import (
     CanaryResult,
-    Ejected,
+    EjectInstance,
     OutlierInstruction,
     Outliers,
-    Readmitted,
+    ReadmitInstance,
     SendCanary,
 )
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -56,7 +56,7 @@ class OutlierWatch:
 
     # ---- what requests tell
 
-    def failed(self, target: EngineTarget) -> None:
+    def on_failed(self, target: EngineTarget) -> None:
         """A leg failed there, whoever is to blame."""
         member = self._roster.find(target.instance, target.incarnation)
         if member is not None:
@@ -68,8 +68,8 @@ class OutlierWatch:
         if member is not None:
             self._outliers.on_suspected(self._loop.time(), member)
 
-    def over(self, record: Record, sent: Mapping[Role, EngineTarget], blamed: Sequence[Blamed],
-             who: Callable[[], Hashable]) -> None:
+    def on_over(self, record: Record, sent: Mapping[Role, EngineTarget], blamed: Sequence[Blamed],
+                who: Callable[[], Hashable]) -> None:
         """A request has ended. ``sent``: where its last legs went. ``blamed``: its legs that failed. ``who``: whose it is,
         asked where one of them counts.
         """
@@ -120,14 +120,14 @@ class OutlierWatch:
     def _do(self, instructions: Iterable[OutlierInstruction]) -> None:
         for one in instructions:
             match one:
-                case Ejected(instance=name, incarnation=incarnation, reason=reason, hung=hung):
+                case EjectInstance(instance=name, incarnation=incarnation, reason=reason, hung=hung):
                     self._watch.take(self._roster.on_verdict(name, incarnation, reason, hung=hung))
                     member = self._roster.find(name, incarnation)
                     if hung and member is not None and member.stalled_s:
                         self._stalled(name, incarnation)
                     if hung:
                         self._hung()
-                case Readmitted(instance=name, incarnation=incarnation, reason=reason):
+                case ReadmitInstance(instance=name, incarnation=incarnation, reason=reason):
                     self._watch.take(self._roster.on_verdict(name, incarnation, "", reason))
                 case SendCanary():
                     self._send(one)
@@ -136,7 +136,7 @@ class OutlierWatch:
         member = self._roster.find(wanted.instance, wanted.incarnation)
         if member is None:
             return
-        reference = None if wanted.reference is None else self._roster.known(wanted.reference)
+        reference = None if wanted.reference is None else self._roster.find_by_name(wanted.reference)
         patience_s = min(CANARY_MOST_S, self.first_bytes.bound_s(member.queued_tokens))
         self._canaries.send(member, reference, patience_s, partial(self._ended, wanted))
 

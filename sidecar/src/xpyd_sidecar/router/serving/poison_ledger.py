@@ -131,8 +131,8 @@ class Ledger:
         common = sum(len(self._deaths_of(one)) > 1 for one in self._several)
         return common + len(self._convicted.keys() - self._several)
 
-    def refused(self, now: float) -> list[Conviction]:
-        """Those that hold now."""
+    def convictions(self, now: float) -> list[Conviction]:
+        """Convictions that hold now."""
         return [one for one in self._convicted.values() if one.holds(now)]
 
     def refusals(self, now: float) -> list[bytes]:
@@ -142,8 +142,9 @@ class Ledger:
         found += [(one.at, one.label) for one in self.alike.verdicts(now)[1] if one.times and one.holds(now)]
         return [key for _, key in sorted(found)]
 
-    def asked(self, now: float, request: RequestHash, labels: Collection[Label] = ()) -> Word | Conviction | LabelVerdict:
-        """What a request may do now."""
+    def judge_request(self, now: float, request: RequestHash,
+                      labels: Collection[Label] = ()) -> Word | Conviction | LabelVerdict:
+        """What a request may do now, or why it is refused."""
         conviction, alike = self._convicted.get(request), self.alike
         if conviction is not None and (conviction.holds(now) or request in self._told):
             return conviction
@@ -151,7 +152,7 @@ class Ledger:
         if refusal is not None:
             return refusal
         alone = conviction is not None or request in self._several
-        like = not alone and (alike.quarantined(labels)
+        like = not alone and (alike.is_quarantined(labels)
                               or (self._cases_of(request) > 0 and alike.in_question(request, labels)))
         if not alone and not like:
             return Word.GO
@@ -161,8 +162,8 @@ class Ledger:
 
     # ---- events
 
-    def broke(self, now: float, engine: Engine, request: RequestHash,
-              labels: Labels = _NONE) -> Conviction | LabelVerdict | None:
+    def on_break(self, now: float, engine: Engine, request: RequestHash,
+                 labels: Labels = _NONE) -> Conviction | LabelVerdict | None:
         """A leg broke off with an engine, as it does where the engine dies."""
         case = self._cases.get(engine)
         if case is None:
@@ -175,34 +176,34 @@ class Ledger:
             return None
         case.shared = case.shared or bool(case.present)
         case.present.add(request)
-        self.alike.noted(engine, request, labels)
+        self.alike.on_break(engine, request, labels)
         if self._cases_of(request) > 1:
             self._several.add(request)
         return self._judge(now, engine, case) if case.dead else None
 
-    def died(self, now: float, engine: Engine) -> Conviction | LabelVerdict | None:
+    def on_death(self, now: float, engine: Engine) -> Conviction | LabelVerdict | None:
         """The engine is dead, by itself. Legs that were still open there broke before."""
         case = self._cases.get(engine)
         if case is None or case.dead:
             return None
         case.dead, case.at = True, now
-        self.alike.died(engine)
+        self.alike.on_death(engine)
         self.deaths += 1
         return self._judge(now, engine, case)
 
     def lives(self, engine: Engine) -> None:
-        """It lives, or left in order: what broke there was no death. One that died before stays dead."""
+        """An engine lives, or left in order: what broke there was no death. One that died before stays dead."""
         case = self._cases.get(engine)
         if case is not None and not case.dead:
             self._drop(engine)
 
-    def lost(self, engine: Engine) -> None:
-        """It went with its machine, or with its agent: no death by itself, whatever it looked like before."""
+    def on_lost(self, engine: Engine) -> None:
+        """An engine went with its machine, or with its agent: no death by itself, whatever it looked like before."""
         if engine in self._cases:
             self._drop(engine)
 
-    def ended(self, now: float, request: RequestHash) -> None:
-        """An engine answered it to its end."""
+    def on_ended(self, now: float, request: RequestHash) -> None:
+        """An engine answered a request to its end."""
         for case in self._cases.values():
             case.present.discard(request)
         self._several.discard(request)
@@ -210,11 +211,11 @@ class Ledger:
         if conviction is not None and not conviction.holds(now):
             del self._convicted[request]
 
-    def ended_well(self, labels: Collection[Label]) -> None:
+    def on_ended_well(self, labels: Collection[Label]) -> None:
         """An engine did what a request with these labels asked for."""
-        self.alike.ended(labels)
+        self.alike.on_ended(labels)
 
-    def hear(self, now: float, told: Iterable[bytes]) -> None:
+    def take_refusals(self, now: float, told: Iterable[bytes]) -> None:
         """What all other routers refuse now, as their ``refusals`` say it."""
         keys = set(told)
         requests = frozenset(RequestHash(key) for key in keys if len(key) == HASH_SIZE)
@@ -222,7 +223,7 @@ class Ledger:
             if request not in self._convicted:
                 self._convict(Conviction(request, now, ()))
         self._told = requests
-        self.alike.hear(now, {Label(key) for key in keys if len(key) == LABEL_SIZE})
+        self.alike.take_refusals(now, {Label(key) for key in keys if len(key) == LABEL_SIZE})
 
     def tick(self, now: float) -> None:
         """Called every second: forget what is old."""
@@ -252,7 +253,7 @@ class Ledger:
             [request] = guilty
             engines = [*(engine for engine in self._deaths_of(request) if engine != last), last]
             conviction = Conviction(request, now, tuple(name for name, _ in engines))
-            found = alike.convicted(now, request, engines)
+            found = alike.convict(now, request, engines)
             self._convict(conviction)
             return conviction if found is None else self._explained(*found)
         found = alike.judge(now, last, like) if like.issuperset(guilty) else None
@@ -293,5 +294,5 @@ class Ledger:
 
     def _drop(self, engine: Engine) -> None:
         del self._cases[engine]
-        self.alike.dropped(engine)
+        self.alike.drop(engine)
         self._several = {one for one in self._several if self._cases_of(one) > 1}

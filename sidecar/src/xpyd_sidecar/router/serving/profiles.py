@@ -45,7 +45,7 @@ class RequestProfile:
         self.model, self.stream, self.skips = request.model, request.stream, request.skips
         self.terms = terms
         self.begins = continuation.position_of(request, goes_on=goes_on, terms=terms)
-        """Where a client that has nothing yet is: ``anew`` for each. None: its stream is not followed."""
+        """Where a client that has nothing yet is: ``fresh_copy`` for each. None: its stream is not followed."""
         self.speaks = speaks and continuation.speaks_first(request, self.begins)
         """Its client gets prefill's token."""
         self.known = False
@@ -122,7 +122,7 @@ class Profiles:
             self._known[key] = profile
         return request, profile
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """The terms may be others from now on."""
         self._doubted = True
 

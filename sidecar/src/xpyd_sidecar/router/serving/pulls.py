@@ -39,7 +39,7 @@ from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
 from xpyd_sidecar.router.http.reply import Reply, RequestHandler
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
-from xpyd_sidecar.router.upstream.pool import EnginePool, Farewells
+from xpyd_sidecar.router.upstream.pool import CancelNotices, EnginePool
 
 LEAST_TOKENS: Final = 1024
 """That decode holds and prefill does not: for less no pull is worth its two requests."""
@@ -61,9 +61,9 @@ _STATES: Final = "-s"
 class Pulls:
     """All pulls of one router."""
 
-    def __init__(self, pool: EnginePool, farewells: Farewells, count: Callable[[str], None]) -> None:
+    def __init__(self, pool: EnginePool, cancel_notices: CancelNotices, count: Callable[[str], None]) -> None:
         """``count`` hears how each ended: ``ok``, ``failed``, ``late`` or ``gone``."""
-        self.pool, self.farewells = pool, farewells
+        self.pool, self.cancel_notices = pool, cancel_notices
         self._count = count
         self._running: set[Pull] = set()
         self._of: dict[tuple[InstanceName, Incarnation], int] = {}
@@ -129,7 +129,7 @@ class Pull(Sink, RequestHandler):
 
     _reply: Reply
     _serve: Callable[[float], RequestHandler]
-    _unserved: Callable[[HttpFault | None], None]
+    _on_unserved: Callable[[HttpFault | None], None]
 
     def __init__(self, pulls: Pulls, request: bodies.GenerationRequest, messages: bytes, picks: Selection,
                  pair: Pair) -> None:
@@ -142,11 +142,11 @@ class Pull(Sink, RequestHandler):
         self._began = 0.0
 
     def begin(self, reply: Reply, serve: Callable[[float], RequestHandler],
-              unserved: Callable[[HttpFault | None], None]) -> Pull:
-        """Send both legs. ``serve``: go on behind it, after so many seconds; ``unserved``: the request was not served, and
-        gets this answer; None: its client has gone.
+              on_unserved: Callable[[HttpFault | None], None]) -> Pull:
+        """Send both legs. ``serve``: go on behind it, after so many seconds; ``on_unserved``: the request was not served,
+        and gets this answer; None: its client has gone.
         """
-        self._reply, self._serve, self._unserved = reply, serve, unserved
+        self._reply, self._serve, self._on_unserved = reply, serve, on_unserved
         loop, prefill = self._pulls.pool.loop, self._pair.prefill
         assert prefill is not None
         self._began = loop.time()
@@ -170,7 +170,7 @@ class Pull(Sink, RequestHandler):
     def refuse(self, fault: HttpFault | None) -> None:
         """End it, and do not serve its request; None: its client has gone."""
         self._stop("gone")
-        self._unserved(fault)
+        self._on_unserved(fault)
 
     def on_client_gone(self) -> None:
         """Take both legs back."""
@@ -204,5 +204,5 @@ class Pull(Sink, RequestHandler):
         for number, call in calls.items():
             call.cancel()
             if number and self._pair.prefill is not None:  # the engine may not know it yet: its connector would wait
-                self._pulls.farewells.say(self._pair.prefill, self._leg(Role.DECODE, None))
+                self._pulls.cancel_notices.send(self._pair.prefill, self._leg(Role.DECODE, None))
         self._pulls.on_ended(self, result, self._pulls.pool.loop.time() - self._began)

@@ -1,9 +1,9 @@
 """Requests that end engines: who waits, who goes alone, who is refused (``serving.poison_ledger`` says which).
 
-    a leg breaks ──broke──▶ Ledger ──GO──▶ the request goes on at once, as if this were not here
-                                   └─else──▶ it is held ──▶ verdict, or its turn ──▶ ``go_on``
-                                                   └─────▶ convicted ──▶ ``condemn``
-    watch ──judged──▶ Ledger ◀──sampled── requests that end well
+    a leg breaks ──on_broken_leg──▶ Ledger ──GO──▶ the request goes on at once, as if this were not here
+                                           └─else──▶ it is held ──▶ verdict, or its turn ──▶ ``go_on``
+                                                           └─────▶ convicted ──▶ ``end_with``
+    watch ──on_verdict──▶ Ledger ◀──sampled── requests that end well
     other routers ──acknowledgements, beats──▶ Ledger
 
 A router without deaths pays next to nothing: hashes are made of requests whose leg broke, and of others only while there is
@@ -43,10 +43,10 @@ Held = Conviction | LabelVerdict | Word
 
 
 class Suspect(Protocol):
-    """What is needed of a request. It stays the same object until it is ``closed``."""
+    """What is needed of a request. It stays the same object until it is over (``Poison.on_closed``)."""
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it goes without prefill."""
 
     @property
@@ -65,7 +65,7 @@ class Suspect(Protocol):
     def go_on(self) -> None:
         """It is held no longer: do what was to be done when it was."""
 
-    def condemn(self, fault: HttpFault) -> None:
+    def end_with(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
 
 
@@ -97,7 +97,7 @@ class Poison:
     def counts(self) -> tuple[int, int, int, int]:
         """Deaths so far, suspects, hashes that are refused, and requests that are held."""
         ledger = self.ledger
-        return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self)
+        return ledger.deaths, ledger.suspects, len(ledger.convictions(self._loop.time())), len(self)
 
     # ---- requests
 
@@ -108,7 +108,7 @@ class Poison:
 
     def refuse(self, request: RequestHash, labels: Callable[[], Labels]) -> None:
         """Raise HttpFault, 502, where requests like this one are refused now. Ask while ``alert``."""
-        said = self.ledger.asked(self._loop.time(), request, NONE if self.ledger.alike.quiet else labels())
+        said = self.ledger.judge_request(self._loop.time(), request, NONE if self.ledger.alike.quiet else labels())
         if not isinstance(said, Word):
             raise poisonous(said.words)
 
@@ -116,13 +116,14 @@ class Poison:
         """A request begins: whether it is held. Ask while ``alert``."""
         return self._asked(one) is not Word.GO and self._hold(one)
 
-    def broke(self, one: Suspect, target: EngineTarget, *, lost: bool = False) -> bool:
-        """A leg of it broke off as it does where the engine dies: whether it is held before it may be sent elsewhere.
+    def on_broken_leg(self, one: Suspect, target: EngineTarget, *, lost: bool = False) -> bool:
+        """A leg of a request broke off as it does where the engine dies: whether the request is held before it may be sent
+        elsewhere.
 
         ``lost``: it did because the roster says so; the word on the engine follows.
         """
         if lost or self._roster.find(target.instance, target.incarnation) is not None:
-            self.noted(target.instance, target.incarnation, one.request_hash(), one.labels())
+            self.note_break(target.instance, target.incarnation, one.request_hash(), one.labels())
         return self._asked(one) is not Word.GO and self._hold(one)
 
     def avoid(self, one: Suspect) -> frozenset[InstanceName]:
@@ -140,8 +141,10 @@ class Poison:
             return taken | {member.name for member in self._roster.pickable(Role.DECODE) if member.name != only}
         return taken
 
-    def closed(self, one: Suspect, *, whole: bool) -> None:
-        """It is over. ``whole``: an engine answered it to its end. Tell it while ``watching``, or there are ``samples``."""
+    def on_closed(self, one: Suspect, *, whole: bool) -> None:
+        """A request is over. ``whole``: an engine answered it to its end. To be called while ``watching``, or while there
+        are ``samples``.
+        """
         well = whole and one.record.outcome == "ok"
         if well and self.samples:
             self.samples -= 1
@@ -151,20 +154,21 @@ class Poison:
         self.held.pop(one, None)
         self._running.pop(one, None)
         if whole:
-            self.ledger.ended(self._loop.time(), one.request_hash())
+            self.ledger.on_ended(self._loop.time(), one.request_hash())
             if well:
-                self.ledger.ended_well(one.labels())
+                self.ledger.on_ended_well(one.labels())
             self._changed()
-        self.moved()
+        self.schedule()
 
     # ---- evidence
 
-    def noted(self, instance: InstanceName, incarnation: Incarnation, request: RequestHash, labels: Labels = NONE) -> None:
-        """A leg of a request broke off there."""
-        self._convicted(self.ledger.broke(self._loop.time(), (instance, incarnation), request, labels))
+    def note_break(self, instance: InstanceName, incarnation: Incarnation, request: RequestHash,
+                   labels: Labels = NONE) -> None:
+        """A leg of a request broke off on an incarnation."""
+        self._convicted(self.ledger.on_break(self._loop.time(), (instance, incarnation), request, labels))
         self._changed()
 
-    def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: DeathVerdict) -> None:
+    def on_verdict(self, instance: InstanceName, incarnation: Incarnation, verdict: DeathVerdict) -> None:
         """Whether an incarnation has died by itself. Its legs that were open have broken off."""
         if not self.watching:
             return
@@ -175,10 +179,10 @@ class Poison:
             case DeathVerdict.LIVES:
                 self.ledger.lives(engine)
             case DeathVerdict.LOST:
-                self.ledger.lost(engine)
+                self.ledger.on_lost(engine)
         self._changed()
 
-    def stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
+    def on_stalled(self, instance: InstanceName, incarnation: Incarnation) -> None:
         """The core of an incarnation stands still, which counts as its death: those that were noted there are suspected."""
         if self.watching:
             self._died(instance, incarnation, "stands still")
@@ -186,7 +190,7 @@ class Poison:
 
     def _died(self, instance: InstanceName, incarnation: Incarnation, how: str) -> None:
         before = self.ledger.deaths
-        self._convicted(self.ledger.died(self._loop.time(), (instance, incarnation)))
+        self._convicted(self.ledger.on_death(self._loop.time(), (instance, incarnation)))
         if self.ledger.deaths > before:
             logger.warning("%s %s with requests in flight: %d are suspected", instance, how, self.ledger.suspects,
                            extra={"peer": instance})
@@ -203,7 +207,7 @@ class Poison:
         now = self._loop.time()
         heard = {key for member in self._roster.members() if member.poisons for key in member.poisons}
         if heard or self.watching:
-            self.ledger.hear(now, (bytes.fromhex(key) for key in heard))
+            self.ledger.take_refusals(now, (bytes.fromhex(key) for key in heard))
             self.ledger.tick(now)
             self._changed()
 
@@ -219,7 +223,7 @@ class Poison:
         self.alert = self.ledger.alert
         self.watching = bool(self.held or self._running) or not self.ledger.quiet
         if self.held:
-            self.moved()
+            self.schedule()
 
     # ---- turns
 
@@ -230,15 +234,15 @@ class Poison:
 
     def _asked(self, one: Suspect) -> Held:
         labels = one.labels() if self.watching else NONE
-        return self.ledger.asked(self._loop.time(), one.request_hash(), labels)
+        return self.ledger.judge_request(self._loop.time(), one.request_hash(), labels)
 
     def _hold(self, one: Suspect) -> bool:
         self._running.pop(one, None)
         self.held[one] = None
-        self.moved()
+        self.schedule()
         return True
 
-    def moved(self) -> None:
+    def schedule(self) -> None:
         """Look at those that are held, as soon as the event in hand is dealt with."""
         if not self._due:
             self._due = True
@@ -252,14 +256,14 @@ class Poison:
             if one not in self.held:
                 continue  # it ended with another one
             if not isinstance(said, Word):
-                self._let(one, partial(one.condemn, poisonous(said.words)))
+                self._let(one, partial(one.end_with, poisonous(said.words)))
             elif said is Word.GO:
                 self._let(one, one.go_on)
             elif self._may_run(one, said):
                 self._running[one] = None
                 self._let(one, one.go_on)
         for one in list(self.held)[MAX_HELD:]:
-            self._let(one, partial(one.condemn, unavailable(
+            self._let(one, partial(one.end_with, unavailable(
                 f"{MAX_HELD} requests wait until it is known which of them ends engines")))
         self.watching = bool(self.held or self._running) or not self.ledger.quiet
 
@@ -267,7 +271,7 @@ class Poison:
         if said is Word.ALONE:
             return self._room(one)
         return (said is Word.QUARANTINE and self._quarantined is None and self._room(one)
-                and not any(self.ledger.alike.alike(one.labels(), other.labels()) for other in self._running))
+                and not any(self.ledger.alike.share_evidence(one.labels(), other.labels()) for other in self._running))
 
     def _let(self, one: Suspect, act: Callable[[], None]) -> None:
         del self.held[one]
@@ -300,4 +304,4 @@ class Poison:
 
     @staticmethod
     def _roles(one: Suspect) -> tuple[Role, ...]:
-        return (Role.DECODE,) if one.alone else (Role.DECODE, Role.PREFILL)
+        return (Role.DECODE,) if one.decode_only else (Role.DECODE, Role.PREFILL)

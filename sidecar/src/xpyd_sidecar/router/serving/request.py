@@ -61,7 +61,7 @@ class Serving(Sink):
                              arrived=perf_counter(), arrived_unix=time())
         self.legs = OpenAttempts(context, self.record, asks, passed, key)
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
-        self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
+        self.exchange = Exchange(transfer, picks, limits, alone=asks.decode_only, now=began, stream=asks.resumable_stream,
                                  budget=context.budget, avoid=partial(context.poison.avoid, self))
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
@@ -80,7 +80,7 @@ class Serving(Sink):
         poison = self._context.poison
         if poison.alert and poison.comes(self):
             self._withheld = [lambda: self._on(None)]
-            self._reminder.at(self.exchange.deadline, self._began, self._on_time)
+            self._reminder.schedule(self.exchange.deadline, self._began, self._on_time)
         else:
             self._on(None)
 
@@ -110,8 +110,8 @@ class Serving(Sink):
         self._first = data
         leg = self.legs[call.tag]
         leg.record.first_at = perf_counter()
-        self.legs.heard(leg)
-        self._on(mv.Begun(call.tag))
+        self.legs.on_answer(leg)
+        self._on(mv.AttemptBegun(call.tag))
 
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
@@ -136,16 +136,16 @@ class Serving(Sink):
         status = call.head.status
         aborted = status < 300 and body.find(ABORT) >= 0
         leg = self._shut_answered(call, status, failed=aborted)
-        if 400 <= status < 500 and self._asks.course is not None:
-            self._asks.course.refused()
+        if 400 <= status < 500 and self._asks.resumable_stream is not None:
+            self._asks.resumable_stream.on_refused()
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status < 500 and not aborted:
-                self.legs.heard(leg, body)
+                self.legs.on_answer(leg, body)
             if status >= 400 and leg.send.role is Role.PREFILL:
                 endings.warn_refused(self.record, leg, status, body)
             if status >= 400:
-                self.legs.farewell(leg, self.exchange.attempt)
+                self.legs.send_cancel_notice(leg, self.exchange.attempt)
         if self._withheld is not None and (status >= 400 or aborted):
             self._withheld.append(partial(self._answered, call, body, aborted=aborted))
         else:
@@ -157,13 +157,13 @@ class Serving(Sink):
         if leg is not None and (failed or status >= 500):
             self.legs.blame(leg, "an answer was aborted" if failed else f"it answered {status}")
             self._broke(leg)
-            self._context.watch.doubt(leg.send.target)
+            self._context.watch.request_probe(leg.send.target)
         return leg
 
     def _answered(self, call: UpstreamCall, body: bytes, *, aborted: bool) -> None:
         assert call.head is not None
         self._answer = (call, body)
-        self._on(mv.Answered(call.tag, call.head.status, aborted))
+        self._on(mv.AttemptAnswered(call.tag, call.head.status, aborted))
         self._answer = None
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
@@ -178,14 +178,14 @@ class Serving(Sink):
             if kind is FailureKind.REFUSED:
                 self._context.watch.suspect(leg.send.target, reason.full)
             elif kind is not FailureKind.LACKING:
-                self._context.watch.doubt(leg.send.target)
+                self._context.watch.request_probe(leg.send.target)
         self._failed(call.tag, kind, reason)
 
     def _failed(self, leg: int, kind: FailureKind, reason: FailureReason) -> None:
-        course = self._asks.course
+        stream = self._asks.resumable_stream
         event = mv.AttemptFailed(leg, kind, reason)
         # What is missing of a stream may need no engine.
-        if self._withheld is not None and (course is None or course.tail() is None):
+        if self._withheld is not None and (stream is None or stream.tail() is None):
             self._withheld.append(partial(self._on, event))
         else:
             self._on(event)
@@ -194,7 +194,7 @@ class Serving(Sink):
 
     def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
-        for leg in self.legs.to(instance, incarnation):
+        for leg in self.legs.attempts_on(instance, incarnation):
             leg.call.cancel()
             self.legs.shut(leg.send.leg, FailureKind.LOST.value)
             self._broke(leg, lost=True)
@@ -203,27 +203,27 @@ class Serving(Sink):
     def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""
         if self._withheld is None and not self._asks.once:
-            for leg in self.legs.to(instance, incarnation):
+            for leg in self.legs.attempts_on(instance, incarnation):
                 self._on(mv.AttemptLeaves(leg.send.leg))
 
     def on_stalled(self, instance: str, incarnation: str) -> None:
         """The core of this incarnation stands still, perhaps because of what this request asks."""
-        for leg in self.legs.to(instance, incarnation):
+        for leg in self.legs.attempts_on(instance, incarnation):
             target = leg.send.target
-            self._context.poison.noted(target.instance, target.incarnation, self.request_hash(), self.labels())
+            self._context.poison.note_break(target.instance, target.incarnation, self.request_hash(), self.labels())
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, leave it, and mind the deadline.
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
-        self._reminder.at(self.exchange.deadline, now, self._on_time)
+        self._reminder.schedule(self.exchange.deadline, now, self._on_time)
         begun = not math.isnan(self.record.first_at)
         if begun and not self._reply.done and not self._gone:  # once it is done, the connection is another's
             self._reply.connection.holding.settle(self._asks.keeps)
         if self._paused or self._asks.still_comes:
             return
-        self.legs.doubt(now, awake)
+        self.legs.probe_silent(now, awake)
         for leg in self.legs.silent(now, awake):
             if self._withheld is not None or self._asks.once or leg.send.leg not in self.legs:
                 continue
@@ -236,7 +236,7 @@ class Serving(Sink):
         # Unless it has ended, or begun, while it was held.
         if leg.send.leg in self.legs and leg.begun == begun:
             self._on(mv.AttemptStalls(leg.send.leg, free=bool(leg.send.target.member.ejected)))
-            self.legs.left(leg)
+            self.legs.on_left(leg)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
@@ -245,9 +245,9 @@ class Serving(Sink):
     # ---- requests that end engines (quarantine.Suspect)
 
     @property
-    def alone(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it goes without prefill."""
-        return self._asks.alone
+        return self._asks.decode_only
 
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""
@@ -255,13 +255,13 @@ class Serving(Sink):
         for act in withheld:
             act()
 
-    def condemn(self, fault: HttpFault) -> None:
+    def end_with(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
         self._withheld = None
         self._on(mv.GivenUp(fault.outcome, fault))
 
     def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
-        if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
+        if self._context.poison.on_broken_leg(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
             for other in list(self.legs.values()) if leg.send.role is Role.DECODE else ():  # they may die of it, for no use
                 self._take_back(mv.CancelAttempt(other.send.leg, self.exchange.attempt))
@@ -274,7 +274,7 @@ class Serving(Sink):
             now, exchange = self._context.loop.time(), self.exchange
             for instruction in exchange.start(now) if event is None else exchange.handle(event, now):
                 _DO[type(instruction)](self, instruction)
-            self._reminder.at(exchange.deadline, now, self._on_time)
+            self._reminder.schedule(exchange.deadline, now, self._on_time)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self.give_up()
@@ -297,7 +297,7 @@ class Serving(Sink):
         reader = asks.reader(role, framed=not reply.old, speaks=speaks)
         call = UpstreamCall(self._context.pool, target.http, self, reader, send.leg, patient=started)
         if asks.once:
-            call.body = asks.body(self.condemn)
+            call.body = asks.body(self.end_with)
         self.legs.ask(send, call, speaks=speaks)
 
     def _take_back(self, instruction: mv.CancelAttempt) -> None:
@@ -306,9 +306,9 @@ class Serving(Sink):
             self.legs.cancel(leg, instruction.attempt)
 
     def _resume(self, _: mv.Resume) -> None:
-        course = self._asks.course
-        assert course is not None, "an answer goes on that cannot"
-        way, tokens = course.resume()
+        stream = self._asks.resumable_stream
+        assert stream is not None, "an answer goes on that cannot"
+        way, tokens = stream.resume()
         logger.info("a stream goes on elsewhere", extra={"transfer": self.record.transfer, "way": way, "tokens": tokens})
 
     def _relay(self, instruction: mv.Relay) -> None:
@@ -316,8 +316,8 @@ class Serving(Sink):
         head, relays = call.head, not isinstance(call.events, FirstToken)
         assert head is not None
         if isinstance(call.events, FirstToken):
-            assert self._asks.course is not None
-            self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs.values()))
+            assert self._asks.resumable_stream is not None
+            self._asks.resumable_stream.on_first_token(call.events, (leg.call.events for leg in self.legs.values()))
         else:
             self.legs.relaying = call
             call.relay_to(reply.write, reply.connection.outlet)
@@ -343,7 +343,7 @@ class Serving(Sink):
             self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
         elif not self._gone:
             self._last_if_unread()
-            self._reply.whole(call.head.status, call.head.end_to_end(), body)
+            self._reply.send_whole(call.head.status, call.head.end_to_end(), body)
 
     def _shown_first(self) -> None:
         if math.isnan(self.record.first_at):
@@ -384,10 +384,10 @@ class Serving(Sink):
         self._withheld = None
         self._reminder.cancel()
         if context.poison.watching or context.poison.samples:
-            context.poison.closed(self, whole=record.whole)
-        self.legs.over(self._reply.connection)
-        context.closed(self)
-        context.observer.over(record)
+            context.poison.on_closed(self, whole=record.is_complete)
+        self.legs.on_over(self._reply.connection)
+        context.on_closed(self)
+        context.observer.on_over(record)
         if self.legs.trace is not None:
             self.legs.trace.end()
 

@@ -25,6 +25,6 @@ class RoleAttempts:
         """Who failed since then."""
 
 
-def answered(leg: SendAttempt, status: int) -> str:
-    """What it answered, in words."""
+def answer_words(leg: SendAttempt, status: int) -> str:
+    """What the instance of a leg answered, in words."""
     return f"instance {leg.target.instance} answered {status}"

@@ -53,15 +53,15 @@ class InFlightRequest(Protocol):
 class InFlight(set[InFlightRequest]):
     """All requests that one process serves. What one of them hears may end others; none keeps a word from others."""
 
-    def lost(self, gone: InstanceLost) -> None:
+    def on_lost(self, gone: InstanceLost) -> None:
         """The roster says that this incarnation will never answer."""
         self._each(lambda one: one.on_lost(gone.instance, gone.incarnation, gone.reason))
 
-    def leaving(self, soon: InstanceLeaves) -> None:
+    def on_leaving(self, soon: InstanceLeaves) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
         self._each(lambda one: one.on_leaving(soon.instance, soon.incarnation))
 
-    def stalled(self, instance: str, incarnation: str) -> None:
+    def on_stalled(self, instance: str, incarnation: str) -> None:
         """The core of this incarnation stands still: what ran there may be the reason."""
         self._each(lambda one: one.on_stalled(instance, incarnation))
 
@@ -89,15 +89,15 @@ class QueuedRequest(RequestHandler):
 
     def __init__(self, line: AdmissionQueue, reply: Reply, key: str, priority: int, cost: int, *, alone: bool,
                  room: Callable[[], bool], serve: Callable[[float], RequestHandler],
-                 unserved: Callable[[HttpFault | None], None]) -> None:
+                 on_unserved: Callable[[HttpFault | None], None]) -> None:
         """``key``: whose share of the queue it takes, and ``cost`` how many tokens of it. ``alone``: it needs no prefill.
-        ``room``: whether it could be served. ``serve``: begin to, after so many seconds. ``unserved``: it was not, and gets
-        this answer; None: its client has gone.
+        ``room``: whether it could be served. ``serve``: begin to, after so many seconds. ``on_unserved``: it was not, and
+        gets this answer; None: its client has gone.
         """
         self._line = line
         self._reply = reply
         self.key, self.priority, self.cost, self.alone = key, priority, cost, alone
-        self.room, self.serve, self.unserved = room, serve, unserved
+        self.room, self.serve, self.on_unserved = room, serve, on_unserved
 
     @property
     def heard(self) -> bool:
@@ -113,7 +113,7 @@ class QueuedRequest(RequestHandler):
         """Leave at once."""
         if self.ticket is not None:
             self._line.leave(self)
-            self.unserved(None)
+            self.on_unserved(None)
 
 
 class AdmissionQueue:
@@ -169,15 +169,15 @@ class AdmissionQueue:
             self._out(request.ticket.number)
             request.ticket = None
 
-    def begun(self, key: str, tokens: int, *, waited: bool) -> None:
+    def on_begun(self, key: str, tokens: int, *, waited: bool) -> None:
         """A request of this key is served from now on; ``waited``: it was its turn here."""
         self._queue.begun(key, tokens, waited=waited)
 
-    def over(self, key: str, tokens: int, used: int) -> None:
-        """It has ended, and took so many tokens."""
+    def on_over(self, key: str, tokens: int, used: int) -> None:
+        """A request of this key has ended: it counted for ``tokens``, and took ``used``."""
         self._queue.over(key, tokens, used)
 
-    def moved(self) -> None:
+    def schedule(self) -> None:
         """There may be room now: those who are next begin, as soon as the event in hand is dealt with."""
         if self.waits and not self._due:
             self._due = True
@@ -187,7 +187,7 @@ class AdmissionQueue:
         """Refuse all that wait: the router stops."""
         for request in list(self.waits.values()):
             self.leave(request)
-            request.unserved(unavailable(reason))
+            request.on_unserved(unavailable(reason))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -204,12 +204,12 @@ class AdmissionQueue:
             try:
                 request.begin(now - ticket.arrived)
             except HttpFault as fault:  # it would have to wait elsewhere, and cannot
-                request.unserved(fault)
+                request.on_unserved(fault)
             except Exception:
                 # The others must not wait for ever because one could not begin.
                 logger.exception("a request that waited could not begin")
-                request.unserved(unavailable("the router failed to begin this request"))
-        self.moved()
+                request.on_unserved(unavailable("the router failed to begin this request"))
+        self.schedule()
 
     def _following(self) -> Ticket | None:
         """Who can be served next: where the next one waits for prefill, whoever needs none."""
@@ -222,7 +222,7 @@ class AdmissionQueue:
         request = self._out(ticket.number)
         request.ticket = None
         words = "this key has more requests that wait than any other, and one of another key took this one's place"
-        request.unserved(too_many(words, self._queue.retry_after(now, len(self._queue))))
+        request.on_unserved(too_many(words, self._queue.retry_after(now, len(self._queue))))
 
     def _out(self, number: int) -> QueuedRequest:
         """It waits no longer."""
@@ -239,6 +239,6 @@ class AdmissionQueue:
             request = self._out(ticket.number)
             request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
-            request.unserved(unavailable(self._late(), again))
+            request.on_unserved(unavailable(self._late(), again))
         if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

@@ -26,7 +26,7 @@ import re
 import msgspec
 
 from xpyd_sidecar.router.api.faults import FailureKind
-from xpyd_sidecar.router.http.wire import Malformed, ResponseHead
+from xpyd_sidecar.router.http.wire import MalformedMessage, ResponseHead
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import ABORT, EventStream
 
@@ -42,7 +42,7 @@ TAIL = 4 << 10
 _COUNT = {name: re.compile(rb'"%b_tokens":\s*([0-9]{1,15})' % name.encode()) for name in ("prompt", "completion")}
 
 
-class Spent(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """``usage``: completions and chats have the first two names, dialects the others."""
 
     prompt_tokens: int | None = None
@@ -80,7 +80,7 @@ def prompt_tokens(body: bytes) -> int:
 
 
 class _Response(msgspec.Struct):
-    usage: Spent | None = None
+    usage: TokenUsage | None = None
 
 
 class _Event(_Response):
@@ -94,11 +94,11 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 def lengths(body: bytes) -> tuple[int, int]:
-    """``Spent.lengths`` of a whole completion or chat."""
+    """``TokenUsage.lengths`` of a whole completion or chat."""
     try:
-        return (_decode(body).usage or Spent()).lengths
+        return (_decode(body).usage or TokenUsage()).lengths
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Spent().lengths
+        return TokenUsage().lengths
 
 
 class AnswerReader:
@@ -215,11 +215,11 @@ class OpaqueAnswer(EventStream):
     def feed(self, data: bytes) -> bytes:
         """What may be sent on: whole chunks, or bytes where the length is known or the client knows no chunks.
 
-        Raises Malformed: the framing is broken.
+        Raises MalformedMessage: the framing is broken.
         """
         if self._sized:
             if len(data) > self._left:
-                raise Malformed("bytes after the end of the body")
+                raise MalformedMessage("bytes after the end of the body")
             self._left -= len(data)
             body = out = data
             self.done = not self._left

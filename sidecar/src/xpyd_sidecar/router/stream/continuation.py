@@ -184,7 +184,7 @@ def go_on(request: GenerationRequest, position: Position, told: EngineDefaults =
     else:
         cut = None if position.replays or not position.prompt else _cut(request, have)
     if cut is None:
-        return again(request, position)
+        return replay(request, position)
     asked = first_request(request, position)
     keep, texts = cut
     ids = have.ids[0]
@@ -197,7 +197,7 @@ def go_on(request: GenerationRequest, position: Position, told: EngineDefaults =
     return Going(_behind(asked, keep, Raw(b"[%b]" % prompt), told), keep, prompt, texts, {0: ids[keep:]}, logprobs, seam)
 
 
-def again(request: GenerationRequest, position: Position, *, counts: bool = True) -> Going:
+def replay(request: GenerationRequest, position: Position, *, counts: bool = True) -> Going:
     """The same request from its start; what the client has comes again."""
     have = position.have()
     return Going(first_request(request, position), 0, b"", have.texts, have.ids, have.logprobs, counts=counts)

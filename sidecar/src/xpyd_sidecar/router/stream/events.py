@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
-from xpyd_sidecar.router.http.wire import Chunks, Malformed, ResponseHead, chunk_of
+from xpyd_sidecar.router.http.wire import Chunks, MalformedMessage, ResponseHead, chunk_of
 from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
 
 MAX_EVENT = 32 << 20
@@ -62,11 +62,11 @@ class EventStream(Scanner):
         self.kind = FailureKind.ABORTED
 
     def takes(self, head: ResponseHead) -> bool:
-        """Whether it reads the answer with this head; one that it does not is collected whole. Raises Malformed."""
+        """Whether it reads the answer with this head; one that it does not is collected whole. Raises MalformedMessage."""
         if head.status != 200 or not head.is_event_stream:
             return False
         if not head.chunked:
-            raise Malformed("an event stream that is not chunked")
+            raise MalformedMessage("an event stream that is not chunked")
         return True
 
     def begins(self, out: bytes) -> bool:
@@ -112,7 +112,7 @@ class EventStream(Scanner):
         out: list[bytes] = []
         try:
             self._feed_chunks(data, out)
-        except Malformed as error:  # what came before it is good, and has been noted
+        except MalformedMessage as error:  # what came before it is good, and has been noted
             self._fail(FailureKind.BROKEN, "the engine sent what cannot be read", str(error))
         self._clean = not (self._pending or self._open or self.done or self.ended or self.failure)
         return b"".join(out)
@@ -123,7 +123,7 @@ class EventStream(Scanner):
         return self._chunks is not None and self._chunks.pending
 
     def _split(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """``Chunks.feed``. Raises Malformed."""
+        """``Chunks.feed``. Raises MalformedMessage."""
         if self._chunks is None:
             self._chunks = Chunks()
         chunks = self._chunks
@@ -140,7 +140,7 @@ class EventStream(Scanner):
             self._held.append(chunk if self._framed else payload)
             self._open = self._open + payload if self._open else payload
             if len(self._open) > MAX_EVENT:
-                raise Malformed(f"an event of more than {MAX_EVENT} bytes")
+                raise MalformedMessage(f"an event of more than {MAX_EVENT} bytes")
             if self._open.endswith((b"\n\n", b"\r\n\r\n")):
                 out.append(self._release())
 

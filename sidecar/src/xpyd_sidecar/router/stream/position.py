@@ -22,7 +22,7 @@ import msgspec
 
 from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.stream.answers import Spent
+from xpyd_sidecar.router.stream.answers import TokenUsage
 
 FOLD_BYTES = 16 << 10
 MAX_PARTS = 256
@@ -82,7 +82,7 @@ class StreamEvent(msgspec.Struct):
     created: int = 0
     model: str = ""
     choices: list[Choice] = []
-    usage: Spent | None = None
+    usage: TokenUsage | None = None
 
 
 class Have(msgspec.Struct):
@@ -185,7 +185,7 @@ class Position(msgspec.Struct, eq=False):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another engine can go on (instructions.Course)."""
+        """Whether another engine can go on (instructions.ResumableStream)."""
         try:
             self.have()
         except (msgspec.DecodeError, ValueError, OverflowError):  # as in ``fold``
@@ -208,8 +208,8 @@ class Position(msgspec.Struct, eq=False):
             return self.told[0]
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
-    def anew(self) -> Position:
-        """That of another client at the beginning of the same stream."""
+    def fresh_copy(self) -> Position:
+        """A position at the beginning of the same stream, for another client."""
         return Position(self.api, self.way, self.asked_ids, self.wants_usage, self.choices, self.shows_logprobs, self.lasts,
                         self.sampled)
 

@@ -33,7 +33,7 @@ class Differs(Exception):
     """The engine gives another answer than the one that the client has begun to read."""
 
 
-class Ignored(Exception):
+class IdsIgnored(Exception):
     """The engine did not use the token ids that it was given."""
 
 
@@ -54,7 +54,7 @@ class Splicer:
     def take(self, payload: bytes) -> bytes:
         """One event, ``data: {…}`` with its empty line; what is left of it for the client, empty where nothing is.
 
-        Raises Differs: it contradicts what the client has. Ignored: it goes on behind another prompt. DecodeError: no JSON.
+        Raises Differs: it contradicts what the client has; IdsIgnored: it goes on behind another prompt; DecodeError.
         """
         event: dict[str, Any] = _decode(payload[6:])
         self._check_prompt(event)
@@ -98,7 +98,7 @@ class Splicer:
         choices = event.get("choices") or [{}]
         given = event.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
         if given is None or ",".join(map(str, given)).encode() != self._going.prompt:
-            raise Ignored("it did not use the token ids that it was given")
+            raise IdsIgnored("it did not use the token ids that it was given")
         self._checked = True
 
     def _choice(self, choice: dict[str, Any]) -> bool:

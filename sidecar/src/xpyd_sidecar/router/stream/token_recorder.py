@@ -14,7 +14,7 @@ from xpyd_sidecar.router.api.faults import FailureKind
 from xpyd_sidecar.router.relay.fast import NOTED, Whole, take
 from xpyd_sidecar.router.stream.events import DONE, END, EventStream
 from xpyd_sidecar.router.stream.position import Position, StreamEvent, split_prompt
-from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
+from xpyd_sidecar.router.stream.splice import Differs, IdsIgnored, Splicer
 
 _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
@@ -76,14 +76,14 @@ class NotedStream(ReadStream):
                 and (not position.id or data.endswith(END))):  # its first events, or all that is left of it
             found = take(data, position.api == "chat", position.id, position.created, self._log)
             if found is not None:
-                self.taken(found, data)
+                self.on_taken(found, data)
                 return found[0]
         return super().feed(data)
 
     def _feed_end(self, data: bytes) -> bytes:
         return super()._feed_end(data) if self._splicer is None else self._feed_carefully(data)
 
-    def taken(self, found: Whole, data: bytes) -> None:
+    def on_taken(self, found: Whole, data: bytes) -> None:
         """What ``take`` found in a read, and noted in the log."""
         _, name, created, model, prompt, role, finished, usage, ended, at, to, _ = found
         position = self._position
@@ -145,7 +145,7 @@ class NotedStream(ReadStream):
                 splicer.end()
         except Differs as error:
             self._fail(FailureKind.DIFFERS, "the stream cannot go on as it began", str(error))
-        except Ignored as error:
+        except IdsIgnored as error:
             self._position.forgets = True
             self._fail(FailureKind.BROKEN, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

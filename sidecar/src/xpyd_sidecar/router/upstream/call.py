@@ -16,7 +16,7 @@ import msgspec
 from xpyd_sidecar.accepting import descriptor_of
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
-from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
+from xpyd_sidecar.router.http.wire import HeadReader, MalformedMessage, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.stream.events import EventStream
 
@@ -131,7 +131,7 @@ class UpstreamCall(msgspec.Struct, eq=False):
             self.connecting = None
         if self.connection is not None:
             self.connection.drop()
-        self.over()
+        self.detach()
 
     def read(self, on: bool) -> None:
         """Read on, or stop: the client is slower than the engine."""
@@ -156,8 +156,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
         self.connection = None
         self.connect()
 
-    def over(self) -> Sink:
-        """Nothing more comes of it: whom to tell how it ended."""
+    def detach(self) -> Sink:
+        """Nothing more comes of it: let go of its connection and its pool. Returns whom to tell how it ended."""
         self.connection = None
         self.pool.calls.discard(self)
         return self.sink
@@ -252,15 +252,15 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
                 self._body.feed(data)
                 if self._body.done:
                     self._finish(call, self._body.take())
-        except Malformed as error:
+        except MalformedMessage as error:
             self._break_off(error)
 
-    def _break_off(self, error: Malformed) -> None:
+    def _break_off(self, error: MalformedMessage) -> None:
         """What came cannot be read."""
         call, self._call = self._call, None
         self.drop()
         if call is not None:
-            call.over().on_failed(call, FailureKind.BROKEN, FailureReason("it sent what cannot be read", str(error)))
+            call.detach().on_failed(call, FailureKind.BROKEN, FailureReason("it sent what cannot be read", str(error)))
 
     def _relay(self, call: UpstreamCall, stream: EventStream, out: bytes) -> None:
         """What the stream gave of the latest read, which may have ended it."""
@@ -280,7 +280,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             return  # cancelled by what it caused
         if stream.failure:
             self.drop()
-            call.over().on_failed(call, stream.kind, stream.reason)
+            call.detach().on_failed(call, stream.kind, stream.reason)
         elif stream.done:
             self._finish(call)
 
@@ -295,11 +295,11 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         else:
             self.drop()
         if stream is None:
-            call.over().on_whole(call, whole)
+            call.detach().on_whole(call, whole)
         elif stream.ended:
-            call.over().on_end(call)
+            call.detach().on_end(call)
         else:
-            call.over().on_failed(call, FailureKind.LOST, FailureReason("the stream ended without [DONE]"))
+            call.detach().on_failed(call, FailureKind.LOST, FailureReason("the stream ended without [DONE]"))
 
     def write(self, data: bytes) -> None:
         """More of the body of the request, which is sent while it comes."""
@@ -333,8 +333,8 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         if not self.seen and self.reused:
             call.once_more()
         elif self._body is not None and self._body.on_eof():
-            call.over().on_whole(call, self._body.take())
+            call.detach().on_whole(call, self._body.take())
         elif self._stream is not None and self._stream.ended:
-            call.over().on_end(call)
+            call.detach().on_end(call)
         else:
-            call.over().on_failed(call, FailureKind.LOST, FailureReason("it closed the connection", str(exc or "")))
+            call.detach().on_failed(call, FailureKind.LOST, FailureReason("it closed the connection", str(exc or "")))

@@ -20,7 +20,7 @@ from typing import Final
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
-from xpyd_sidecar.patience import Alarm, within
+from xpyd_sidecar.patience import Alarm, timeout_with_grace
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget
@@ -67,12 +67,12 @@ class EnginePool:
     async def connect(self, call: UpstreamCall) -> None:
         """Open a connection for a call."""
         try:
-            async with within(CONNECT_S):
+            async with timeout_with_grace(CONNECT_S):
                 connection = await self._connected(call)
         except TimeoutError:
             failed = FailureKind.REFUSED, FailureReason(f"no connection within {CONNECT_S:g} s")
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and resources.ours(error):
+            if isinstance(error, OSError) and resources.is_own_lack(error):
                 self.lacks.add(error)
                 failed = FailureKind.LACKING, FailureReason(resources.words(error))
             else:
@@ -82,7 +82,7 @@ class EnginePool:
             connection.serve(call)
             return
         call.connecting = None
-        call.over().on_failed(call, *failed)
+        call.detach().on_failed(call, *failed)
 
     async def _connected(self, call: UpstreamCall) -> EngineConnection:
         host, port = split_host_port(call.address)
@@ -93,7 +93,7 @@ class EnginePool:
                 _, connection = await self.loop.create_connection(lambda: EngineConnection(self, call.address), host, port)
             except OSError as error:
                 tries -= 1
-                if not tries or not resources.ours(error):
+                if not tries or not resources.is_own_lack(error):
                     raise
                 self.lacks.add(error)
                 await asyncio.sleep(LACKING_S)
@@ -152,10 +152,10 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0
 OPEN_MAX: Final = 256
-"""Farewells without an answer. Beyond it none is said: ``claim_s`` is there for those."""
+"""Notices without an answer. Beyond it none is sent: ``claim_s`` is there for those."""
 
 
-class Farewells(Sink):
+class CancelNotices(Sink):
     """Tells decode engines of one router process that legs which they may never have known will not come.
 
     The router takes a decode leg back by closing its connection. An engine whose core has the request aborts it, and its
@@ -163,7 +163,7 @@ class Farewells(Sink):
     not begun to generate, or it refused the body before vLLM looked at what it is for. Then no connector knows that it will
     not come, and prefill keeps its copies until ``claim_s`` is over.
 
-    So such a leg is said farewell: a request with its ``kv_transfer_params`` that every vLLM refuses, since it asks for -1
+    So the engine is sent a notice: a request with its ``kv_transfer_params`` that every vLLM refuses, since it asks for -1
     tokens. vLLM tells the connector of a decode leg that it refuses (``contract.legs.REMOTE``), which then drops the
     transfer. An engine that did know the leg takes it for a repetition.
     """
@@ -176,7 +176,7 @@ class Farewells(Sink):
     def __len__(self) -> int:
         return len(self._open)
 
-    def say(self, target: EngineTarget, leg: legs.Leg) -> None:
+    def send(self, target: EngineTarget, leg: legs.Leg) -> None:
         """Take ``leg`` back from the engine at ``target``. Returns at once; what the engine answers does not matter."""
         if len(self._open) >= OPEN_MAX:
             return
@@ -201,6 +201,6 @@ class Farewells(Sink):
             logger.warning("%s took a request for -1 tokens: %s", call.address, body[:200].decode(errors="replace"))
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
-        """An engine that is gone needs no farewell."""
+        """An engine that is gone needs no notice."""
         self._open.discard(call)
         logger.debug("no farewell to %s: %s %s", call.address, kind, reason.full)

@@ -171,7 +171,7 @@ class NcclFetchLink(FetchLink):
         elif frame.kind is FrameKind.UNGROUP:
             self._ungroup(bodies.read_body(frame.body, bodies.Group))
         elif frame.kind is FrameKind.SENT:
-            self._sent(bodies.read_body(frame.body, bodies.Sent))
+            self._sent(bodies.read_body(frame.body, bodies.FetchSent))
         else:
             return False
         return True
@@ -191,7 +191,7 @@ class NcclFetchLink(FetchLink):
             self._maker.hub.leave(self._number, f"prefill: {group.reason}")
             self._ended(group.reason)
 
-    def _sent(self, sent: bodies.Sent) -> None:
+    def _sent(self, sent: bodies.FetchSent) -> None:
         one = next((one for one in self._receives.values() if one.there is None), None)
         if one is None or one.order.number != sent.number:
             raise ProtocolError(self._session.peer, f"sends fetch {sent.number} in a group, which is not the next")

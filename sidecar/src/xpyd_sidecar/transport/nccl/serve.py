@@ -124,7 +124,7 @@ class NcclServeLink(ServeLink):
             message.spans = _spans(views_of(copy, asked, self._session.peer))
             copy.hold()
         self._sends += 1
-        self._session.send(FrameKind.SENT, bodies.Sent(asked.number, copy is not None), key)
+        self._session.send(FrameKind.SENT, bodies.FetchSent(asked.number, copy is not None), key)
         self._hub.move(self._number, message, self)
 
     def close(self) -> None:

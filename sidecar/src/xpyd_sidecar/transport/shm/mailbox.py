@@ -159,7 +159,7 @@ def sweep(folder: Path) -> None:
             if time.time() - path.lstat().st_mtime >= YOUNG_S and not _lives(path):
                 path.unlink()
         except OSError as error:
-            if resources.ours(error):
+            if resources.is_own_lack(error):
                 raise
             continue  # gone, or not ours to remove: another user's, a folder
 

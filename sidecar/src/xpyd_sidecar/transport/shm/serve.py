@@ -102,7 +102,7 @@ class ShmServer:
 
     def mailbox_error(self, session: Session, error: OSError) -> str:
         """Why nothing could be sent to decode's mailbox. Raises as ``serve``."""
-        passing = resources.ours(error) or isinstance(error, BlockingIOError)  # strangers can fill it for a while
+        passing = resources.is_own_lack(error) or isinstance(error, BlockingIOError)  # strangers can fill it for a while
         if passing and self._insists:
             raise PeerGone(session.peer, f"cannot be sent the memory now: {error}") from None
         return f"shm: decode's mailbox: {error.strerror}"
