@@ -106,7 +106,7 @@ class Prefill:
         servers: dict[str, LinkServer] = {}
         if name == "ours_nixl":
             hub = nixl()
-            hub.held = lambda: self._store.used > 0
+            hub.held = lambda: self._store.used_bytes > 0
             servers["nixl"] = NixlServer(hub, store, timeout_s=TIMEOUT_S)
         elif name == "ours_shm":
             servers["shm"] = shm = ShmServer(host(), None, insists=True)
@@ -139,7 +139,7 @@ class Prefill:
             time.sleep(PREFILL_STEP_S)
         if reports[0].outcome is not Outcome.OK:
             raise RuntimeError(reports[0].reason)
-        while self._store.used:
+        while self._store.used_bytes:
             time.sleep(PREFILL_STEP_S)
 
 
@@ -210,13 +210,13 @@ class Decode:
             event = inbox.popleft()
             if not isinstance(event, FetchedBlocks) or event.link != self._name.removeprefix("ours_"):
                 raise RuntimeError(f"not what is measured: {event}")
-            for step in self._machine.arrived(event.key, event.source, event.blocks, event.size):
+            for step in self._machine.on_arrived(event.key, event.source, event.blocks, event.size):
                 if not isinstance(step, LoadFinished):
                     self._receiver.carry_out(step)
                     continue
                 finished = True
                 self._receiver.close(step.request)
-                if not self._receiver.settled(step.request):
+                if not self._receiver.is_settled(step.request):
                     raise RuntimeError("still being written")
         if not finished:
             raise RuntimeError("all blocks have come, and the load is not committed")
