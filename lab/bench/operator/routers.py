@@ -104,7 +104,7 @@ class Routers:
             return web.Response(status=503)
         if name not in self._calls:
             self._calls[name] = signing.CallVerifier(derive(keys.key, "admin call"), name)
-        if not opens(request, keys, self._calls[name]):
+        if not opens(request, self._calls[name]):
             return web.Response(status=401)
         settled = time.monotonic() - self._since[pod["metadata"]["uid"]] >= SETTLE_S
         return web.Response(body=self._answer(service, settled=settled), content_type="application/json")
