@@ -237,6 +237,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.count("probes", "healthy")
         metrics.count("roster_changes", "joined")
         metrics.count("canaries", "answered")
+        metrics.count("pulls", "ok")
         metrics.count("tenant_requests", "a", "ok")
         metrics.count("tenant_tokens", "a", "prompt")
         metrics.count_audit(P1.instance, D1.instance, "equal", 0.0)

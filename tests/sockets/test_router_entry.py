@@ -15,7 +15,7 @@ KV = "kv_transfer_params"
 
 def skipped(f: RouterFleet) -> list[bool]:
     """For each request that decode got, whether it prefills too."""
-    return [KV not in seen.body for engine in f.d for seen in engine.seen]
+    return ["role" not in seen.body.get(KV, {}) for engine in f.d for seen in engine.seen]
 
 
 @pytest.mark.parametrize(("prompt", "skips"), [
@@ -97,4 +97,4 @@ async def test_what_prefill_says_that_it_had_stands_beside_what_was_believed() -
     assert "xpyd_router_prefix_actual_tokens_total 1140.0" in metrics
     predicted = re.search(r"xpyd_router_prefix_predicted_tokens_total ([0-9.]+)", metrics)
     assert predicted is not None
-    assert float(predicted[1]) == pytest.approx(2 * len(text) / 4, rel=0.01), "nothing of the first one"
+    assert float(predicted[1]) == 2, "nothing of the first one, and all of two prompts that have a token, as the engine says"
