@@ -97,4 +97,4 @@ async def test_what_prefill_says_that_it_had_stands_beside_what_was_believed() -
     assert "xpyd_router_prefix_actual_tokens_total 1140.0" in metrics
     predicted = re.search(r"xpyd_router_prefix_predicted_tokens_total ([0-9.]+)", metrics)
     assert predicted is not None
-    assert float(predicted[1]) == 2, "nothing of the first one, and all of two prompts that have a token, as the engine says"
+    assert float(predicted[1]) == 2, "nothing of the first one; of two others the token that the engine says that they have"
