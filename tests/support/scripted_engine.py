@@ -339,7 +339,7 @@ def wait_for_kv(*engines: ScriptedEngine) -> asyncio.Event:
     has = asyncio.Event()
 
     def choose(seen: Seen) -> Play | None:
-        if "kv_transfer_params" not in seen.body:
+        if "role" not in seen.body.get("kv_transfer_params", {}):
             return None
         has.set()
         return Play(hold=asyncio.Event())
