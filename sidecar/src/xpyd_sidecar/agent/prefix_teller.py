@@ -62,8 +62,7 @@ class PrefixTeller:
             self._held, self._absent = set(), set()
             self._seq_at.clear()  # acknowledgements of beats before say nothing of it
         self._absent &= now.absent
-        added = iter(now.held - self._held)
-        removed = iter((self._held - now.held) | (now.absent - self._absent))
+        added, removed = now.held - self._held, (self._held - now.held) | (now.absent - self._absent)
         return list(islice(self._messages(beat, added, removed, whole=whole), MOST_MESSAGES))
 
     def _messages(self, beat: Heartbeat, added: Iterable[int], removed: Iterable[int], *, whole: bool

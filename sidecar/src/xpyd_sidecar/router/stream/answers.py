@@ -62,20 +62,21 @@ class TokenUsage(msgspec.Struct):
                 -1 if self.completion_tokens is None else self.completion_tokens)
 
 _CACHED = re.compile(rb'"cached_tokens":\s*([0-9]{1,15})')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*([0-9]{1,15})')
 
 
 def cached_tokens(body: bytes) -> int:
     """Of a prompt, as prefill's whole answer says: our connector does, and ``usage`` may; -1: it does not."""
-    found = _CACHED.search(body, max(0, len(body) - TAIL))
-    return -1 if found is None else int(found[1])
-
-
-_PROMPT = re.compile(rb'"prompt_tokens":\s*([0-9]{1,15})')
+    return _count_at_end(_CACHED, body)
 
 
 def prompt_tokens(body: bytes) -> int:
     """Of a prompt, as ``usage`` of a whole answer to a completion or chat says; -1: it does not."""
-    found = _PROMPT.search(body, max(0, len(body) - TAIL))
+    return _count_at_end(_PROMPT, body)
+
+
+def _count_at_end(name: re.Pattern[bytes], body: bytes) -> int:
+    found = name.search(body, max(0, len(body) - TAIL))
     return -1 if found is None else int(found[1])
 
 
