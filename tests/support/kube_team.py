@@ -31,7 +31,7 @@ ROUNDS = "xpyd_operator_reconcile_seconds_count"
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
 LASTING = ("Service", "NetworkPolicy")
 """What has no owner, and goes after the last pod."""
-WATCHED = ("DisaggService", "DisaggPool", "Pod", *(kind for kind in CHILDREN if kind != "DisaggPool"))
+WATCHED = ("DisaggService", "DisaggPool", "Pod", "DaemonSet", "Job", *(kind for kind in CHILDREN if kind != "DisaggPool"))
 
 
 @dataclass

@@ -45,6 +45,8 @@ from xpyd_sidecar.contract.totals import Totals
 
 SERVICE, ROLE, REVISION = "xpyd.dev/service", "xpyd.dev/role", "xpyd.dev/revision"
 ASSIGNMENT = "xpyd.dev/assignment"
+COMPONENT, FETCHES = "app.kubernetes.io/component", "prefetch"
+"""Of pods that fetch something ahead of instances."""
 INSTANCE, MEMBER, MEMBERS = "xpyd.dev/instance", "xpyd.dev/member", "xpyd.dev/members"
 ROSTER, ROUTER = "xpyd.dev/roster", "xpyd.dev/router"
 LEASE_S = 10.0
@@ -221,7 +223,7 @@ class NodeAgent:
         """What went wrong in this agent itself; a test fails on it."""
         self._kube = kube
         self._namespace = namespace
-        self._node = f"node-{namespace}"
+        self.node = self._node = f"node-{namespace}"
         self._network = 0
         self._claim: socket.socket | None = None
         self._hosts = itertools.count(1)
@@ -315,6 +317,8 @@ class NodeAgent:
             return
         name = now["metadata"]["name"]
         life = self.lives.get(name)
+        if life is None and now["metadata"].get("labels", {}).get(COMPONENT) == FETCHES:
+            return  # it fetches something ahead: a test tells its state
         if life is None:
             host = next(self._hosts)
             life = self.lives[name] = Life(now, f"127.{self._network}.{host // 250}.{host % 250 + 1}")
@@ -326,7 +330,9 @@ class NodeAgent:
             life.tasks.append(asyncio.create_task(self._guarded(life, self._end)))
 
     def _gone(self, name: str) -> None:
-        life = self.lives.pop(name)
+        life = self.lives.pop(name, None)
+        if life is None:
+            return
         for task in life.tasks:
             task.cancel()
         if life.router is not None:

@@ -43,7 +43,7 @@ NOT_REASONS = frozenset({
     "Accept", "All", "AlreadyExists", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status",
     "Strict", "Timeout", "Unreachable",
     # settings
-    "Always", "Deployment", "IfNotPresent", "Never", "Sidecar",
+    "Always", "Complete", "Deployment", "IfNotPresent", "Never", "Sidecar",
 })
 """Words of the code in the form of a reason that are none. A new word must be put here or be explained on the page."""
 

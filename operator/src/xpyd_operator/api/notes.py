@@ -10,6 +10,7 @@
                says
     queue      a label of Kueue's on the service itself
     wakes      a service that requests start, where anybody may send one
+    prefetch   images that are fetched ahead onto every node, and weights for which there is no place
     exposed    over rdma and nccl nothing is encrypted, and nobody is asked who it is; whether others can reach that network
                cannot be seen here
 """
@@ -23,6 +24,7 @@ from xpyd_operator.api import arguments
 from xpyd_operator.api.devices import networks
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.source import Hub
 from xpyd_operator.errors import Fault
 from xpyd_sidecar.contract.ids import Role
 
@@ -119,6 +121,27 @@ def exposed_kv(service: DisaggService) -> Iterator[Fault]:
             "encryption: enabled"
         )
         yield Fault("spec.kv.encryption", words)
+
+
+def prefetch(service: DisaggService) -> Iterator[Fault]:
+    """Where ``model.prefetch`` fetches more than is meant, or less."""
+    spec = service.spec
+    if not spec.model.prefetch:
+        return
+    if not all(_names_nodes(spec.role(role)) for role in Role if spec.role(role).max_instances):
+        words = ("images are pulled onto every node, since the template of a role names none; write nodeSelector or a node "
+                 "affinity in its template")
+        yield Fault("spec.model.prefetch", words)
+    if isinstance(spec.model.origin, Hub) and spec.model.cache.claim is None:
+        words = "images alone are fetched, as there is no volume on which weights would stay; write model.cache.claim"
+        yield Fault("spec.model.cache.claim", words)
+
+
+def _names_nodes(role: RoleSpec) -> bool:
+    given = (role.template or {}).get("spec")
+    spec = given if isinstance(given, dict) else {}
+    affinity = spec.get("affinity")
+    return bool(spec.get("nodeSelector")) or bool(isinstance(affinity, dict) and affinity.get("nodeAffinity"))
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:

@@ -21,6 +21,8 @@ class Condition(Part, frozen=True):
     exchange KV. `Disaggregating`: decode receives the prompts that it was to receive, instead of computing them; the
     message has the share of their tokens and the links with their GB/s. `Valid`: the document is used as it is.
     `AdaptersLoaded`: only there with `adapters`: every instance that serves has them; no other condition follows it.
+    `Prefetched`: only there with `model.prefetch`: images and weights are there before an instance; no other condition
+    follows it.
     `GatewayReady`: only there with `router.gateway`: every gateway that it names takes the route; no other condition
     follows it. `Stalled`: only there while nothing will move before a person does something, or the newest document is
     refused. `Suspended`: only there while `suspend` is true; once nothing runs it is `True`, and nothing is said of

@@ -63,6 +63,8 @@ RESOURCES: Mapping[str, Resource] = {
     "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Deployment": Resource("apps/v1", "deployments"),
+    "DaemonSet": Resource("apps/v1", "daemonsets"),
+    "Job": Resource("batch/v1", "jobs"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
     "Node": Resource("v1", "nodes", cluster=True),
     gateway.GATEWAY: Resource(f"{gateway.GROUP}/v1", "gateways"),

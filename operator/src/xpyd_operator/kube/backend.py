@@ -31,6 +31,7 @@ from xpyd_operator.kube.outdated import mark_outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.podgroups import PodGroups
 from xpyd_operator.kube.pods import Pods, in_groups, make_whole, pods_of_wanted
+from xpyd_operator.kube.prefetch import ServicePrefetch
 from xpyd_operator.kube.presence import Presence
 from xpyd_operator.kube.report import ServiceReport
 from xpyd_operator.kube.routers import absent_routers, running_routers
@@ -66,7 +67,7 @@ class KubeBackend:
         self._blueprint = KubeBlueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.events, shared.metrics, self._fleets, self._children, woken=wake)
-        self._gateway = ServiceGateway(shared, entry)
+        self._gateway, self._prefetch = ServiceGateway(shared, entry), ServicePrefetch(shared, entry)
         self._report = ServiceReport(shared, self._blueprint, self._children, self.holds)
         self._told = RouterAnswers()
         self._named: list[str] = []  # objects of others whose names we need, as the last round knew them
@@ -136,8 +137,7 @@ class KubeBackend:
             prefill=prefill,
         )
         found = instances(ServiceName(service.name), self.uid, pods, self._told, now, taken=self._pods.taken_names(now),
-                          current=self._blueprint.revisions.values(),
-                          limit_s=service.spec.engine.startup_timeout_s)
+                          current=self._blueprint.revisions.values(), limit_s=service.spec.engine.startup_timeout_s)
         self._several = any(each.member is not None for each in mine)
         self._before = any(each.owner != self.uid and each.component == labels.ENGINE for each in seen)
         found = mark_outdated(found, pods, self._settings.sidecar_image, now)
@@ -145,9 +145,7 @@ class KubeBackend:
         self._planner.observe(self._told.fleet, found, [each for each in routers if each.usable], now)
         self._named = self._taken
         placed = frozenset(each.uid for each in mine if each.placed)
-        if self._placed - placed:
-            self._freed = now
-        self._placed = placed
+        self._freed, self._placed = now if self._placed - placed else self._freed, placed
         clients = f"Service {service.name}"
         return ObservedService(
             found,
@@ -218,8 +216,9 @@ class KubeBackend:
             await self._children.reconcile(service, wanted, now, key, lacking=lacking, several=self._several,
                                            before=self._before, pods=pods_of_wanted(service, round_))
 
-        async def gateway() -> None:
+        async def beside() -> None:
             await self._gateway.reconcile(service, now)
+            await self._prefetch.reconcile(service, sum(wanted.values()), now)
 
         async def groups() -> None:
             if self._several or self._groups.has_groups:
@@ -241,7 +240,7 @@ class KubeBackend:
             await self._planner.decide(self._entry(), service, planned, self._key_of, now=now, failed=" ".join(failures),
                                        held_up=" ".join(each.message for each in self.holds.waiting))
 
-        await in_turn((ends, key, children, gateway, groups, whole, agents, planner), lambda error: (
+        await in_turn((ends, key, children, beside, groups, whole, agents, planner), lambda error: (
             isinstance(error, ApiError) and self.holds.excuses(error, "what goes with the service", now)))
 
     async def apply(self, action: Action) -> None:
@@ -279,7 +278,8 @@ class KubeBackend:
         self._choice.on_round(round_)
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.clear(self._shared.clock())
-        self._report.write(entry, round_, self.last, self._planner.sentence, self._gateway.condition())
+        self._report.write(entry, round_, self.last, self._planner.sentence, gateway=self._gateway.condition(),
+                           prefetch=self._prefetch.condition())
         self.last = round_
 
     def forget(self) -> None:

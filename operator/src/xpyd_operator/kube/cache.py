@@ -25,7 +25,8 @@ Body = dict[str, Any]
 T = TypeVar("T")
 
 OWNER_KIND = "DisaggService"
-KINDS = (OWNER_KIND, "DisaggPool", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment")
+KINDS = (OWNER_KIND, "DisaggPool", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment", "DaemonSet",
+         "Job")
 """What is watched; all but the first by the label ``xpyd.dev/service``."""
 POLLED = tuple(gateway.KINDS)
 """What is listed now and then, as it may not be served (``kube.gateways``)."""

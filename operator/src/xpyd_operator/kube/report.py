@@ -36,14 +36,15 @@ class ServiceReport:
         """For what reason a gateway does not take the route, as it was told last; empty: it was not told so."""
 
     def write(
-        self, entry: Entry, round_: Round, before: Round | None, sentence: str, gateway: Condition | None = None
+        self, entry: Entry, round_: Round, before: Round | None, sentence: str, *, gateway: Condition | None = None,
+        prefetch: Condition | None = None,
     ) -> None:
         """Write statuses where they differ, and Events for what is new since ``before``. ``sentence``: the planner's;
-        ``gateway``: what became of its route, where it has one.
+        ``gateway``: what became of its route, ``prefetch``: of what is fetched ahead, where it has one.
         """
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
         status = service_status(round_, service, self._shared.settings, valid=blueprint.valid, after=self._holds.waiting,
-                                gateway=gateway)
+                                beside=[each for each in (gateway, prefetch) if each is not None])
         words = shorten("; ".join(part for part in (status.plan, sentence) if part)) or None
         status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)

@@ -23,7 +23,7 @@ from xpyd_sidecar.contract.ids import Role
 
 def service_status(
     round_: Round, service: DisaggService, settings: KubeSettings, *, valid: Condition, after: Sequence[Absence] = (),
-    gateway: Condition | None = None,
+    beside: Sequence[Condition] = (),
 ) -> ServiceStatus:
     """The status of a service after a round, without generation and times.
 
@@ -33,7 +33,7 @@ def service_status(
         settings: for the URL.
         valid: what is said of the newest document.
         after: what waits for something outside of the operator.
-        gateway: what became of its route, where the document names a gateway.
+        beside: conditions of what an instance can do without.
     """
     said = round_.status
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
@@ -44,7 +44,7 @@ def service_status(
     put_off = [each.message for each in after if isinstance(each, Waiting)]
     return msgspec.structs.replace(
         said,
-        conditions=(*found, valid, *((gateway,) if gateway is not None else ()), *stalled_conditions(found, valid)),
+        conditions=(*found, valid, *beside, *stalled_conditions(found, valid)),
         model=service.served_name,
         url=f"{scheme}://{host}:{service.spec.router.ports.http}",
         step_sync=step_sync(service),

@@ -35,6 +35,8 @@ TABLE: Final[Mapping[str, Row]] = {
     "DisaggPool": Row(),
     "PodDisruptionBudget": Row(),
     "PodGroup": Row(),
+    "DaemonSet": Row(),
+    "Job": Row(),
     "Deployment": Row(needs=("Secret", "NetworkPolicy"), uses=_AROUND_PODS),
     "Pod": Row(needs=("Secret", "NetworkPolicy", "PodGroup", "Pod"), uses=_AROUND_PODS),
 }

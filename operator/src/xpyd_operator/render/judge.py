@@ -85,7 +85,8 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     others = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
     clusters = target is not Target.LOCAL
-    in_clusters = (*notes.rdma(service), *notes.exposed_kv(service), *outside.notes(service)) if clusters else ()
+    in_clusters = (*notes.rdma(service), *notes.exposed_kv(service), *notes.prefetch(service),
+                   *outside.notes(service)) if clusters else ()
     devices_too = tuple(devices.warnings(service)) if clusters else ()
     return Judgement(
         service=service,

@@ -49,6 +49,10 @@ APPLIED: Final = f"{GROUP}/applied"
 APPLICATION: Final = "xpyd"
 ENGINE: Final = "engine"
 ROUTERS: Final = "router"
+PREFETCH: Final = "prefetch"
+"""Component of pods that fetch something ahead of instances (``render.prefetch``)."""
+PREFETCHES: Final = f"{GROUP}/prefetches"
+"""On those of them that hold images: for which role of which service, ``NAME-ROLE``."""
 OPERATOR: Final = "xpyd-operator"
 """``app.kubernetes.io/name`` of the operator's own pods."""
 
@@ -110,6 +114,16 @@ def router_name(service: str) -> str:
 def role_name(service: str, role: Role) -> str:
     """Name of a role's DisaggPool, and of its PodDisruptionBudget."""
     return f"{service}-{role}"
+
+
+def images_name(service: str, role: Role) -> str:
+    """Name of the DaemonSet that holds the images of a role's pods on nodes."""
+    return f"{service}-{role}-images"
+
+
+def weights_name(service: str, digest: str) -> str:
+    """Name of the Job that fetches weights; ``digest``: of its pod."""
+    return f"{service}-weights-{digest}"
 
 
 def owner_reference(service: DisaggService) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_operator.render.pod import engine_pods, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
+from xpyd_operator.render.prefetch import prefetch_objects
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
 from xpyd_sidecar.contract.ids import Role, ServiceName
@@ -37,7 +38,7 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
     """
     counts = {role: 0 if service.spec.suspend else service.spec.replicas(role) for role in Role}
     found = [key_secret(service, NO_KEY), *(initial_object(each) for each in children(service, counts, settings)),
-             *gateway_objects(service)]
+             *gateway_objects(service), *prefetch_objects(service, settings)]
     found += [pool(service, role, service.spec.replicas(role)) for role in Role]
     ordinal = 0
     for role in Role:

@@ -104,8 +104,8 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": HEARTBEAT_S}
     several = spec.role(role).parallelism.pods > 1
-    parts = {
-        "model": without_defaults(spec.model),
+    parts: dict[str, Any] = {
+        "model": _without(without_defaults(spec.model), ("prefetch",)),
         "engine": _without(without_defaults(spec.engine), ("startupTimeout", *(() if several else ("topology",)))),
         "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
         "kv": _without(without_defaults(spec.kv),
@@ -218,12 +218,7 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     spec = service.spec
     address = {launch.ENV_HOST: {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}}
     compiled = f"{at.CACHE}/compiled" if spec.model.cache.claim is not None else f"{at.HOME}/.cache"
-    defaults: dict[str, Any] = {
-        "HOME": at.HOME,
-        "USER": "xpyd",  # asked for by torch, which finds no user 65532 in the image's list of users
-        "LOGNAME": "xpyd",
-        "TMPDIR": at.TMP,
-        "XDG_CACHE_HOME": f"{at.HOME}/.cache",
+    defaults: dict[str, Any] = home_variables() | {
         "VLLM_CACHE_ROOT": f"{compiled}/vllm",
         "TRITON_CACHE_DIR": f"{compiled}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{compiled}/inductor",
@@ -235,10 +230,6 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
     defaults |= outside.variables(service, at.CACHE)
     if not devices(spec.role(role)):
         defaults |= CPU_ENV
-    users: dict[str, Any] = {
-        variable.name: literal(variable.value or "") if variable.value_from is None else {"valueFrom": variable.value_from}
-        for variable in spec.engine.env
-    }
     fixed = {
         launch.ENV_RUN_DIR: at.RUN,
         launch.ENV_KEY_FILE: key.path,
@@ -246,8 +237,27 @@ def engine_variables(service: DisaggService, role: Role, member: Member, key: Po
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": at.HOST_VAR,
     }
-    everything = address | defaults | users | fixed | member.env
+    everything = address | defaults | user_variables(service) | fixed | member.env
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
+
+
+def home_variables() -> dict[str, Any]:
+    """Where a process of the engine's image may write, by variable, and who it is: nobody whom the image knows."""
+    return {
+        "HOME": at.HOME,
+        "USER": "xpyd",  # asked for by torch, which finds no user 65532 in the image's list of users
+        "LOGNAME": "xpyd",
+        "TMPDIR": at.TMP,
+        "XDG_CACHE_HOME": f"{at.HOME}/.cache",
+    }
+
+
+def user_variables(service: DisaggService) -> dict[str, Any]:
+    """``spec.engine.env`` by name: a value as a container takes it literally, or ``valueFrom`` with where it comes from."""
+    return {
+        variable.name: literal(variable.value or "") if variable.value_from is None else {"valueFrom": variable.value_from}
+        for variable in service.spec.engine.env
+    }
 
 
 def _resources(role: RoleSpec) -> dict[str, Any]:

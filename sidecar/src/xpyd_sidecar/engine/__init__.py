@@ -10,6 +10,7 @@ Each of these packages knows those behind it in this order, and none before it (
     worker_side      the cache of a rank: ``saving`` copies out for the publisher, ``loading`` counts what came
     reports          what the two sides hand each other through vLLM
     compat           the version of vLLM; with ``dp_plugin.compat`` alone it imports vLLM
+    model_download   a program of its own: brings the hub's files before an engine starts
     dp_plugin        keeps data-parallel ranks in step; ``stats`` has what it counts, too
 
 Belongs here: what needs vLLM's hooks or its tensors. Does not belong here: what goes on with a peer (``session``), how
