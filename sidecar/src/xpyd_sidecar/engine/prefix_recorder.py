@@ -1,10 +1,17 @@
-"""Tells the agent which prefixes are in the engine's cache (``contract.held_prefixes``), where that has changed."""
+"""Tells the agent which prefixes are in the engine's cache (``contract.held_prefixes``): a thread looks once a second, and
+writes where that has changed.
+
+It has a thread of its own: a core whose steps are not written reads as one that hangs (``step_recorder``), and prefixes
+that are not told cost a router some cache hits.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, KeysView
 from pathlib import Path
+from typing import Final
 
 from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
@@ -12,6 +19,8 @@ from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
 
 logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 1.0
 
 
 class PrefixRecorder:
@@ -24,9 +33,23 @@ class PrefixRecorder:
         self._ledger, self._cached = ledger, cached
         self._told: HeldPrefixes | None = None
         self._complaint = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xpyd-prefixes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write prefixes for the agent."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the recorder's thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * EVERY_S)
 
     def record(self) -> None:
-        """Look at the cache once, and write what has changed. What cannot be written is written at the next look."""
+        """Look at the cache once, and write what has changed. What cannot be written is written at the next look; until
+        then nothing stands there, since what was written before may be there no longer.
+        """
         now = self._ledger.compare(self._cached())
         if now == self._told:
             return
@@ -36,5 +59,22 @@ class PrefixRecorder:
             if str(error) != self._complaint:
                 logger.warning("xpyd: the prefixes in the cache cannot be written: %s", error)
             self._complaint = str(error)
+            self._unwrite()
             return
         self._told = now
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            try:
+                self.record()
+            except Exception:
+                logger.exception("xpyd: routers are told no more which prefixes this engine's cache has")
+                self._unwrite()
+                return
+
+    def _unwrite(self) -> None:
+        self._told = None
+        try:
+            held_prefixes.path_of(self._run_dir, self._dp_rank).unlink(missing_ok=True)
+        except OSError as error:
+            logger.debug("xpyd: nor can they be removed: %s", error)

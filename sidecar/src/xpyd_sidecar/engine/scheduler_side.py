@@ -112,6 +112,7 @@ class SchedulerSide:
         self._steps = StepRecorder(settings.run_dir, compat.dp_rank(config), self._incarnation, self._prompts)
         self._prefixes: PrefixLedger | None = None
         """Which prefixes are in the cache; None: nobody asks, or it cannot be told."""
+        self._recorder: PrefixRecorder | None = None
         self._links: dict[int, tuple[str, ...]] = {}
         """By rank: what is to be said of its links."""
         self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, nap=self._nap,
@@ -157,6 +158,8 @@ class SchedulerSide:
             self._carrying.crew.stop()
         self._control.stop()
         self._steps.stop()
+        if self._recorder is not None:
+            self._recorder.stop()
 
     # --- hooks, on the engine's thread ---
 
@@ -168,8 +171,9 @@ class SchedulerSide:
         if run_dir is None or not tokens or not prefix_ledger.can_compare(groups.values(), tokens):
             return
         self._prefixes = ledger = PrefixLedger(groups, tokens, compat.block_key)
-        self._steps.also = PrefixRecorder(run_dir, compat.dp_rank(self._config), self._incarnation, ledger,
-                                          lambda: compat.cached_keys(pool)).record
+        self._recorder = PrefixRecorder(run_dir, compat.dp_rank(self._config), self._incarnation, ledger,
+                                        lambda: compat.cached_keys(pool))
+        self._recorder.start()
 
     def new_request(self, request: Any) -> None:
         """A request has arrived."""

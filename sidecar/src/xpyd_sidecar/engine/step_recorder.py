@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +32,6 @@ class StepRecorder:
         self._prompts = prompts or PromptBacklog()
         self._run_dir, self._dp_rank, self._incarnation = run_dir, dp_rank, incarnation
         self._times = StepTimes()
-        self.also: Callable[[], None] = lambda: None
-        """What else is told as often, on the same thread."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xpyd-steps", daemon=True)
 
@@ -74,7 +71,6 @@ class StepRecorder:
                 said = str(error)
                 self._unwrite()
                 told = None
-            self.also()
             if self._stop.wait(EVERY_S):
                 return
 
