@@ -1,33 +1,22 @@
 """Public names that are no words of the field: a bare participle, an adverb, a preposition, a word of the household.
 
-    python scripts/plain_names.py check       exit code 1: a name is new, or a line of the list is stale
-    python scripts/plain_names.py shrink      take what is renamed off the list; adds nothing
+    python scripts/plain_names.py     exit code 1: there are some, each named with its place
 
 Public functions, methods and classes of both packages are looked at, methods included. ``transfer.taken(4)`` says neither
 that something happens nor what comes back: a command is a verb (``take``), an event ``on_taken``, a query names what it
 answers (``taken_blocks``). A property or method without parameters that answers ``bool`` may be an adjective, as in
-``link.closed``.
-
-``plain_names.toml`` beside this module lists, by package, the names from before this rule. It may only become shorter.
-Only Python's own library is imported.
+``link.closed``. Only Python's own library is imported.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("operator/src", "sidecar/src")
-LIST = "scripts/plain_names.toml"
-HEAD = """\
-# Names that are not renamed yet, by package: scripts/plain_names.py says which are refused, and takes off what is renamed
-# (python scripts/plain_names.py shrink). It only becomes shorter: a new name is a noun or a verb of the field.
-"""
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -106,69 +95,23 @@ def refused_names(body: Sequence[ast.stmt], owner: str = "") -> Iterator[tuple[s
             yield from refused_names([*node.body, *node.orelse], owner)
 
 
-def package(path: Path) -> str:
-    """``xpyd_sidecar.kv`` for what lies in that folder or below; ``xpyd_sidecar`` for a module beside the folders."""
-    return ".".join(path.parts[:2] if len(path.parts) > 2 else path.parts[:1])
-
-
-def scan(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """By package: each refused name, and where it stands and what kind of word it is."""
-    names: dict[str, list[tuple[str, str]]] = {}
+def scan(root: Path) -> list[str]:
+    """Each refused name of both packages, with where it stands and what kind of word it is."""
+    found: list[str] = []
     for source in SOURCES:
         for path in sorted((root / source).rglob("*.py")):
             for name, line, kind in refused_names(ast.parse(path.read_text("utf-8")).body):
                 where = f"{path.relative_to(root)}:{line}: a {kind}".replace(": a a", ": an a")
-                names.setdefault(package(path.relative_to(root / source)), []).append((name, where))
-    return names
+                found.append(f"{name}: {where}; a public name is a verb, or a noun with what it is of")
+    return found
 
 
-def read_list(path: Path) -> dict[str, list[str]]:
-    """The names that the list still allows, by package.
-
-    Raises:
-        ValueError: the file is no TOML, or a package has no list of strings.
-    """
-    table = tomllib.loads(path.read_text("utf-8"))
-    for key, names in table.items():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path.name}: {key} is not a list of names")
-    return table
-
-
-def as_toml(names: Mapping[str, Sequence[str]]) -> str:
-    """The list as a file."""
-    lines: list[str] = []
-    for key, each in sorted(names.items()):
-        if each:
-            lines += ["", f'"{key}" = [', *(f'    "{name}",' for name in sorted(each)), "]"]
-    return HEAD + "".join(f"{line}\n" for line in lines)
-
-
-def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Exit code 1: what ``check`` finds; 2: another word than check and shrink."""
-    if list(arguments) not in (["check"], ["shrink"]):
-        print("usage: python scripts/plain_names.py check|shrink")
-        return 2
-    path = root / LIST
-    now, allowed = scan(root), read_list(path)
-    left: dict[str, list[str]] = {}
-    code = 0
-    for key in sorted({*now, *allowed}):
-        bound = Counter(allowed.get(key, ()))
-        there = Counter(name for name, _ in now.get(key, ()))
-        left[key] = list((bound & there).elements())
-        for name in there - bound:
-            places = [where for other, where in now[key] if other == name]
-            print(f"{name}: {'; '.join(places)}; a public name is a verb, or a noun with what it is of (see {LIST[:-4]}py)")
-            code = 1
-        if arguments[0] == "check":
-            for name in bound - there:
-                print(f"{key}: {name} is in {LIST} and no longer in the package: python scripts/plain_names.py shrink")
-                code = 1
-    if arguments[0] == "shrink":
-        path.write_text(as_toml(left), "utf-8")
-    return code
+def main(root: Path = ROOT) -> int:
+    """Exit code 1: there are some."""
+    found = scan(root)
+    print("".join(f"{each}\n" for each in found), end="")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

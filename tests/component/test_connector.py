@@ -67,7 +67,7 @@ def audit(pair: Pair, prompt: list[int]) -> float:
         body = audited.body_of(bodies.one_token(request) | shown, salt, leg)
         return json.dumps(post(f"{engine.url}/v1/completions", json.loads(body), timeout_s=400.0)).encode()
 
-    def odds(engine: Engine, salt: str, leg: legs.Leg | None) -> audited.Odds:
+    def odds(engine: Engine, salt: str, leg: legs.Leg | None) -> audited.TokenProbabilities:
         found = audited.odds_of(answer(engine, salt, leg, **audited.SHOWN["completions"]))
         assert found is not None
         return found

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 from vllm_places import MODULE
 
-from xpyd_sidecar.router.api.bodies import passed
+from xpyd_sidecar.router.api.bodies import passed_body
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import CONTENT, REFUSED
 
@@ -88,7 +88,7 @@ def test_every_place_of_every_request_is_known_and_refused(requests: list[type[B
             for place in reversed(places):
                 value = {place: value}
             with pytest.raises(HttpFault) as caught:
-                passed("/inference/v1/generate", json.dumps(value).encode())
+                passed_body("/inference/v1/generate", json.dumps(value).encode())
             assert (caught.value.code, caught.value.param) == ("refused_field", ".".join(places))
 
 

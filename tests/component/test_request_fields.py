@@ -11,7 +11,7 @@ from vllm_places import MODULE
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.bodies import PROMPT, decode_body, in_dialect, parse, passed, prefill_body
+from xpyd_sidecar.router.api.bodies import PROMPT, decode_body, in_dialect, parse, passed_body, prefill_body
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import TABLE, Api, OnPrefill
 
@@ -162,7 +162,7 @@ SHOWS = {"model": "m", "input": "hi", "max_output_tokens": 40, "top_logprobs": 2
 @pytest.mark.parametrize(("path", "body"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_both_legs_in_other_dialects_pass_the_engines_checks(spoken: dict[str, Any], path: str,
                                                              body: dict[str, Any]) -> None:
-    request = in_dialect(api_of(path), passed(path, json.dumps(body).encode()))
+    request = in_dialect(api_of(path), passed_body(path, json.dumps(body).encode()))
     prefill = spoken[path](**json.loads(prefill_body(request, P_LEG)))
     decode = spoken[path](**json.loads(decode_body(request, D_LEG)))
     assert {name: getattr(prefill, name) for name in PROMPT_OF[path] - {"request_id"}} == {
@@ -195,7 +195,7 @@ def test_the_router_takes_stream_and_a_byte_order_mark_as_the_engine_does(models
 @pytest.mark.parametrize(("path", "said"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
 def test_so_it_does_in_other_dialects(spoken: dict[str, Any], path: str, said: dict[str, Any], raw: str) -> None:
     body = {**said, "stream": json.loads(raw)}
-    request = in_dialect(api_of(path), passed(path, json.dumps(body).encode()))
+    request = in_dialect(api_of(path), passed_body(path, json.dumps(body).encode()))
     try:
         assert request.stream is bool(spoken[path](**body).stream)
     except ValueError:

@@ -121,7 +121,7 @@ def test_a_large_body_of_names_is_refused_before_anything_is_built() -> None:
     assert len(body) > LARGE
     known = Profiles(goes_on=True, speaks=False)
     acts: list[Callable[[], object]] = [lambda: bodies.parse("completions", body),
-                                        lambda: bodies.passed("/tokenize", body),
+                                        lambda: bodies.passed_body("/tokenize", body),
                                         lambda: known.parse("completions", body)]
     for act in acts:
         blocks = sys.getallocatedblocks()

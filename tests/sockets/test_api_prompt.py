@@ -58,9 +58,9 @@ def test_raw_fields_of_a_body_are_taken_as_they_are() -> None:
 
 
 def test_the_home_is_the_same_in_another_process() -> None:
-    code = "from xpyd_sidecar.router.api.prompt import PromptPrefix; print(PromptPrefix(b'abc' * 99).home(90))"
+    code = "from xpyd_sidecar.router.api.prompt import PromptPrefix; print(PromptPrefix(b'abc' * 99).conversation_key(90))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert int(said) == PromptPrefix(b"abc" * 99).home(90) == key_of((b"abc" * 99)[90:])
+    assert int(said) == PromptPrefix(b"abc" * 99).conversation_key(90) == key_of((b"abc" * 99)[90:])
 
 
 def fields(**values: object) -> dict[str, Raw]:
@@ -91,7 +91,7 @@ def test_a_turn_is_a_prefix_of_the_next_one_to_its_last_byte(turns: int, layout:
     assert shared(one, two) == len(one) - 1, "but for the bracket"
     assert [cut for cut, _ in two.keys] == sorted({cut for cut, _ in two.keys})
     assert len(two.keys) <= len(CUTS) + ENDS
-    assert one.home(0) == two.home(0)
+    assert one.conversation_key(0) == two.conversation_key(0)
 
 
 def test_messages_are_told_apart_where_they_differ_and_not_before() -> None:
@@ -122,7 +122,7 @@ def test_dialects_have_their_own_names_for_it(api: Api, body: str, before: str) 
     {"prompt_cache_key": "s", "user": "another"}, {"session_id": "s", "metadata": {"user_id": "another"}}])
 def test_a_conversation_that_has_a_name_is_known_by_it(named: dict[str, object]) -> None:
     one, two = (prefix_of("chat", fields(messages=messages(turns), **named), b"k\0m") for turns in (1, 4))
-    assert one.named == two.named == one.home(0) == two.home(99) == key_of(b'k\0m\0"s"')
+    assert one.named == two.named == one.conversation_key(0) == two.conversation_key(99) == key_of(b'k\0m\0"s"')
     assert prefix_of("chat", fields(messages=messages(1), **named), b"another's").named != one.named
     assert prefix_of("chat", fields(messages=messages(1), **named), b"", b"s").named == key_of(b"\0s"), "the header"
 
@@ -135,15 +135,15 @@ def test_one_without_a_name_is_known_by_its_first_user_message(named: dict[str, 
     one, two = (prefix_of("chat", fields(messages=[{"role": "system", "content": system}, *said[1:]], **named), b"k")
                 for system in ("a", "b" * 9000))
     assert one.named == 0
-    assert one.home(0) == two.home(0)
-    assert one.home(0) != prefix_of("chat", fields(messages=messages(1)), b"another's").home(0)
+    assert one.conversation_key(0) == two.conversation_key(0)
+    assert one.conversation_key(0) != prefix_of("chat", fields(messages=messages(1)), b"another's").conversation_key(0)
 
 
 def test_a_text_is_known_by_what_comes_behind_what_all_have() -> None:
     raws = [b"s" * 9000 + tail for tail in (b"a" * HOME_BYTES, b"b" * HOME_BYTES, b"a" * HOME_BYTES + b"more")]
-    a, b, longer = (PromptPrefix(raw).home(9000) for raw in raws)
+    a, b, longer = (PromptPrefix(raw).conversation_key(9000) for raw in raws)
     assert a == longer != b
-    assert PromptPrefix(raws[0]).home(0) == PromptPrefix(raws[1]).home(0)
+    assert PromptPrefix(raws[0]).conversation_key(0) == PromptPrefix(raws[1]).conversation_key(0)
 
 
 @pytest.mark.parametrize("raw", [
@@ -153,7 +153,7 @@ def test_whatever_stands_in_its_place_has_keys_and_a_home(raw: bytes) -> None:
     prefix = prefix_of("chat", {"messages": Raw(raw)}, b"")
     assert len(prefix.keys) <= len(CUTS) + ENDS
     assert all(0 <= cut <= len(raw) for cut, _ in prefix.keys)
-    assert prefix.home(0) & 1
+    assert prefix.conversation_key(0) & 1
 
 
 def test_a_million_tokens_are_cut_within_one_turn_of_the_loop() -> None:
@@ -165,7 +165,7 @@ def test_a_million_tokens_are_cut_within_one_turn_of_the_loop() -> None:
         prefix = prefix_of("chat", {"messages": Raw(raw)}, b"")
         began = time.process_time()
         assert len(prefix.keys) >= len(CUTS)
-        assert prefix.home(0)
+        assert prefix.conversation_key(0)
         spent.append(time.process_time() - began)
     assert min(spent) < 0.01, spent
 

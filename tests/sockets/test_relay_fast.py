@@ -162,7 +162,7 @@ class Engine(fast.UpstreamReceiver):
         self.last_at = 0.0
         self.seen: list[bytes] = []
 
-    def received(self, data: bytes) -> None:
+    def on_bytes(self, data: bytes) -> None:
         self.seen.append(data)
 
 

@@ -307,7 +307,7 @@ async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
         task = asyncio.create_task(f.post(PATHS["completions"], asked(line)))
         await f.wait(lambda: bool(kills.where and f.p[0].seen and f.p[0].seen[0].finished), "prefill")
         await f.p[0].stop()
-        f.context.watch.suspect(f.context.picker.asked(PromptPrefix(b"")).pair(alone=False).prefill, "gone")
+        f.context.watch.suspect(f.context.picker.selection(PromptPrefix(b"")).pair(alone=False).prefill, "gone")
         gone.set()
         answer = await task
         assert answer.events[-1]["error"]["code"] == "unavailable"

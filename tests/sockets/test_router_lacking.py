@@ -68,7 +68,8 @@ async def test_the_one_request_is_told_to_come_again(road: str, number: int, mon
         assert not accused(f)
         assert not any(engine.seen for engine in (*f.p, *f.d))
         assert lacking.tries <= 2, "nobody else is asked: that would fail as well"
-        assert f.context.budget.left(asyncio.get_running_loop().time()) == f.context.budget.left(0.0), "no retry"
+        budget, now = f.context.budget, asyncio.get_running_loop().time()
+        assert budget.remaining_retries(now) == budget.remaining_retries(0.0), "no retry"
         lacking.files = True
         assert (await f.post(path, body)).status == 200
 

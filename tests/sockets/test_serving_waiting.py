@@ -222,7 +222,7 @@ async def test_limits_follow_from_beats_and_go_again() -> None:
         tasks.append(asyncio.create_task(f.complete()))
         await f.wait(lambda: len(f.context.line) == 1, "one more to wait")
         member = f.context.roster.pickable(Role.DECODE)[0]
-        assert f.context.rooms.of(member) < 30
+        assert f.context.rooms.limit_of(member) < 30
         for _ in range(6):
             await beat(30, 0)
         await f.wait(lambda: len(f.d[0].seen) == 31, "it to be served")

@@ -13,7 +13,7 @@ from xpyd_sidecar.agent.beats import Beats
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.balance.candidates import Holdings
+from xpyd_sidecar.router.balance.candidates import PrefixCacheIndex
 from xpyd_sidecar.router.balance.told_prefixes import ToldPrefixes
 from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener, Verdict
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -27,7 +27,7 @@ class ListeningRouter:
 
     def __init__(self, port: int = 0, *, takes: bool = True) -> None:
         self.roster = Roster(beat("d0").service, started=0.0, settle_s=1.0, missed_beats=3)
-        self.holdings, self.results = Holdings(), list[str]()
+        self.holdings, self.results = PrefixCacheIndex(), list[str]()
         self.listener = HeartbeatListener("r0", lambda message: len(self.roster.on_message(0.0, message)),
                                           self.results.append, lambda _: Verdict(prefixes=self._taken()))
         if takes:
@@ -40,7 +40,7 @@ class ListeningRouter:
     def held(self, prompt: PromptPrefix) -> int:
         prompt.path = None
         members = self.roster.members()
-        return self.holdings.held(members[0], prompt) if members else 0
+        return self.holdings.held_bytes(members[0], prompt) if members else 0
 
 
 @pytest.fixture

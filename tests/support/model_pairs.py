@@ -106,7 +106,7 @@ class ModelPair(Pair):
             self.p_leg(prompt, transfer).result(PATIENCE_S)
         return decode.result(PATIENCE_S)
 
-    def first(self, prompt: list[int], *, handed: bool) -> audited.Odds:
+    def first(self, prompt: list[int], *, handed: bool) -> audited.TokenProbabilities:
         """What decode says of the first token, with KV from prefill or by itself."""
         transfer, more = new(), dict[str, Any](cache_salt=new())  # so that it finds nothing in its cache
         if handed:

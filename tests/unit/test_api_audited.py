@@ -10,7 +10,7 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.router.api import audited, bodies
-from xpyd_sidecar.router.api.audited import Odds, difference, odds_of
+from xpyd_sidecar.router.api.audited import TokenProbabilities, difference, odds_of
 
 LEG = legs.Leg(legs.VERSION, Role.DECODE, TransferId("0" * 32), Attempt(1), 60.0)
 
@@ -61,7 +61,8 @@ CHAT = {"choices": [{"message": {}, "logprobs": {"content": [{**LISTED[0], "byte
 
 @pytest.mark.parametrize("answer", [COMPLETION, CHAT])
 def test_both_kinds_of_answers_say_the_same(answer: dict[str, Any]) -> None:
-    assert odds_of(json.dumps(answer).encode()) == Odds("token_id:5", {"token_id:5": -0.5, "token_id:7": -1.5})
+    expected = TokenProbabilities("token_id:5", {"token_id:5": -0.5, "token_id:7": -1.5})
+    assert odds_of(json.dumps(answer).encode()) == expected
 
 
 @pytest.mark.parametrize("answer", [
@@ -73,8 +74,8 @@ def test_an_answer_without_log_probabilities_says_nothing(answer: bytes) -> None
     assert odds_of(answer) is None
 
 
-def odds(token: str, **top: float) -> Odds:
-    return Odds(token, top)
+def odds(token: str, **top: float) -> TokenProbabilities:
+    return TokenProbabilities(token, top)
 
 
 @pytest.mark.parametrize(("one", "other", "apart"), [
@@ -85,6 +86,8 @@ def odds(token: str, **top: float) -> Odds:
     (odds("a", a=-0.5, b=-1.0), odds("c", c=-0.5, d=-4.0), 3.5),  # at least that
     (odds("a", a=-6.0, b=-6.0), odds("c", c=-5.0, d=-5.5), 1.0),
 ])
-def test_the_difference_is_the_larger_one_of_both_chosen_tokens(one: Odds, other: Odds, apart: float) -> None:
+def test_the_difference_is_the_larger_one_of_both_chosen_tokens(
+    one: TokenProbabilities, other: TokenProbabilities, apart: float
+) -> None:
     assert difference(one, other) == pytest.approx(apart)
     assert difference(other, one) == pytest.approx(apart)

@@ -10,7 +10,7 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.bodies import GenerationRequest, decode_body, in_dialect, passed, prefill_body
+from xpyd_sidecar.router.api.bodies import GenerationRequest, decode_body, in_dialect, passed_body, prefill_body
 from xpyd_sidecar.router.api.fields import FORCED
 
 PEER = legs.Peer(InstanceName("d"), Incarnation("i"), HostPort("127.0.0.1:1"))
@@ -21,7 +21,7 @@ WAIT = legs.Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 3.0)
 def split(path: str, body: dict[str, Any]) -> GenerationRequest | None:
     route = paths.find(path)
     assert route is not None
-    return None if route.api is None else in_dialect(route.api, passed(path, json.dumps(body).encode()))
+    return None if route.api is None else in_dialect(route.api, passed_body(path, json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize(("path", "body", "kept"), [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from xpyd_sidecar.router.api import hidden
-from xpyd_sidecar.router.api.bodies import parse, passed
+from xpyd_sidecar.router.api.bodies import parse, passed_body
 from xpyd_sidecar.router.api.faults import HttpFault
 
 DEEP = '{"a":' * 60 + '{"kv_transfer_params":1}' + "}" * 60
@@ -35,7 +35,7 @@ SMUGGLED = [
 @pytest.mark.parametrize(("body", "param"), SMUGGLED)
 def test_what_only_the_router_may_send_is_refused_wherever_it_hides(body: str, param: str) -> None:
     for read in (lambda: parse("completions", body.encode()), lambda: parse("chat", body.encode()),
-                 lambda: passed("/inference/v1/generate", body.encode())):
+                 lambda: passed_body("/inference/v1/generate", body.encode())):
         with pytest.raises(HttpFault) as caught:
             read()
         assert (caught.value.status, caught.value.code, caught.value.param) == (400, "refused_field", param)
@@ -52,22 +52,22 @@ def test_what_only_the_router_may_send_is_refused_wherever_it_hides(body: str, p
 def test_words_of_a_client_are_no_parameters(body: dict[str, Any]) -> None:
     raw = json.dumps(body).encode()
     parse("chat", raw)
-    assert json.loads(passed("/inference/v1/generate", raw).body) == body
+    assert json.loads(passed_body("/inference/v1/generate", raw).body) == body
 
 
 def test_a_field_said_twice_reaches_engines_once() -> None:
     body = b'{"sampling_params":{"extra_args":{"kv_transfer_params":1}},"prompt":"x","sampling_params":{}}'
-    assert passed("/inference/v1/generate", body).body == b'{"sampling_params":{},"prompt":"x"}'
+    assert passed_body("/inference/v1/generate", body).body == b'{"sampling_params":{},"prompt":"x"}'
     usual = b'{ "prompt" : "x", "prompt": "y" }'
-    assert passed("/inference/v1/generate", usual).body is usual
+    assert passed_body("/inference/v1/generate", usual).body is usual
 
 
 def test_what_is_too_long_to_be_searched_is_refused() -> None:
     long = b'{"x": ["%b", "_transfer_params"]}' % (b"a" * hidden.MAX_SEARCHED)
     with pytest.raises(HttpFault) as caught:
-        passed("/pooling", long)
+        passed_body("/pooling", long)
     assert (caught.value.status, caught.value.param) == (400, "x")
-    assert passed("/pooling", long.replace(b"_transfer_params", b"_transfer_parameters_")).model is None
+    assert passed_body("/pooling", long.replace(b"_transfer_params", b"_transfer_parameters_")).model is None
 
 
 PART = b'--x\r\ncontent-disposition: form-data; %b\r\n\r\n{"kv_transfer_params": "x"}\r\n--x--\r\n'

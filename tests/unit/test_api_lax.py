@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from xpyd_sidecar.router.api.bodies import in_dialect, parse, passed
+from xpyd_sidecar.router.api.bodies import in_dialect, parse, passed_body
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.api.fields import is_true, truth, unmarked, whole
+from xpyd_sidecar.router.api.fields import integer_of, is_true, strip_mark, truth
 from xpyd_sidecar.router.serving.profiles import Profiles
 
 BOOLS = [
@@ -48,7 +48,7 @@ def test_a_whole_number_is_what_pydantic_takes_for_one(raw: str) -> None:
         expected = pydantic(int, raw)
     except ValueError:
         expected = None
-    assert whole(Raw(raw.encode())) == expected
+    assert integer_of(Raw(raw.encode())) == expected
 
 
 @pytest.mark.parametrize("raw", BOOLS)
@@ -68,7 +68,7 @@ def test_what_streams_is_the_same_for_every_reader(raw: str) -> None:
         found, profile = profiles.parse("completions", body)
         assert found.stream is profile.stream is expected
     assert profile.known
-    assert in_dialect("messages", passed("/v1/messages", body)).stream is expected
+    assert in_dialect("messages", passed_body("/v1/messages", body)).stream is expected
 
 
 def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:
@@ -76,11 +76,11 @@ def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:
     marked = b"\xef\xbb\xbf" + body
     assert json.loads(marked) == json.loads(body)
     assert parse("completions", marked) == parse("completions", body)
-    assert passed("/pooling", marked).model == "m"
-    assert unmarked(body) is body
+    assert passed_body("/pooling", marked).model == "m"
+    assert strip_mark(body) is body
     known = Profiles(goes_on=True, speaks=False)
     assert known.parse("completions", marked)[1] is known.parse("completions", body)[1]
-    for read in (lambda raw: parse("chat", raw), lambda raw: passed("/pooling", raw)):
+    for read in (lambda raw: parse("chat", raw), lambda raw: passed_body("/pooling", raw)):
         with pytest.raises(HttpFault) as caught:
             read(b"\xef\xbb\xbf" + marked)
         assert caught.value.code == "invalid_json"

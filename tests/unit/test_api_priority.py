@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_sidecar.router.api.bodies import passed, split
+from xpyd_sidecar.router.api.bodies import passed_body, split
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.priority import OWN, PRIORITY, SHARED, PriorityBand, clamp_field, priority_of
 from xpyd_sidecar.router.serving.profiles import Profiles
@@ -37,7 +37,8 @@ def test_the_header_goes_before_the_field_and_nothing_is_nothing() -> None:
 @pytest.mark.parametrize("value", ['"high"', "1.5", "true", '"5"', "[]", "{}"])
 def test_what_is_no_whole_number_is_refused_on_every_path(value: str) -> None:
     body = b'{"prompt": "x", "priority": %b}' % value.encode()
-    for read in (lambda: passed("/v1/embeddings", body), lambda: Profiles(goes_on=True, speaks=False).parse("chat", body)):
+    profiles = Profiles(goes_on=True, speaks=False)
+    for read in (lambda: passed_body("/v1/embeddings", body), lambda: profiles.parse("chat", body)):
         with pytest.raises(HttpFault) as refused:
             read()
         assert (refused.value.status, refused.value.param) == (400, "priority")
@@ -55,6 +56,6 @@ def test_the_body_that_engines_get_has_no_other(priority: int) -> None:
     for _ in range(3):
         found, _profile = known.parse("completions", raw, SHARED)
         assert json.loads(bytes(found.fields["priority"])) == expected
-    body = passed("/pooling", raw, SHARED).body
+    body = passed_body("/pooling", raw, SHARED).body
     assert json.loads(body)["priority"] == expected
     assert (body is raw) == (priority == expected), "it is the client's where nothing has to change"

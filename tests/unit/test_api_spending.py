@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from xpyd_sidecar.router.api import spending
 from xpyd_sidecar.router.api.bodies import split
-from xpyd_sidecar.router.api.spending import AnswerLengths, ExpectedTokens, may_generate, of_form, spent
+from xpyd_sidecar.router.api.spending import AnswerLengths, ExpectedTokens, may_generate, of_form, taken_tokens
 
 USUAL = 300.0
 CHAT, COMPLETION, EMBED = ("chat", "/v1/chat/completions"), ("completions", "/v1/completions"), ("", "/v1/embeddings")
@@ -69,7 +69,7 @@ def test_a_list_of_prompts_of_any_length_is_bounded_and_read_in_part() -> None:
     (-1, -1, False, False, 0),
 ])
 def test_what_was_not_used_does_not_count(prompt: int, generated: int, whole: bool, sent: bool, tokens: int) -> None:
-    assert spent(ExpectedTokens(100, 500), prompt, generated, whole=whole, sent=sent) == tokens
+    assert taken_tokens(ExpectedTokens(100, 500), prompt, generated, whole=whole, sent=sent) == tokens
 
 
 def test_forms_count_by_their_bytes() -> None:

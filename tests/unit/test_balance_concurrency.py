@@ -35,7 +35,7 @@ def run(engine: Engine, limits: ConcurrencyLimits, seconds: float = 120.0, *, ro
     held = deque([None] * engine.clients)  # in the router
     done, now, beat, most = 0, 0.0, BEAT_S, 0
     while now < seconds:
-        while held and limits.room([one]):
+        while held and limits.has_room([one]):
             held.popleft()
             waiting += 1
             one.in_flight += 1
@@ -54,10 +54,10 @@ def run(engine: Engine, limits: ConcurrencyLimits, seconds: float = 120.0, *, ro
             beat += BEAT_S
             one.load, one.in_flight_at_beat = Load(running=len(running) * routers, waiting=waiting * routers), one.in_flight
             one.beat_at = now
-            limits.look(now, [one])
+            limits.adjust(now, [one])
         if now > seconds / 2:
             most = max(most, waiting)
-    return done, limits.of(one), most
+    return done, limits.limit_of(one), most
 
 
 ENGINES = {
@@ -97,26 +97,26 @@ def test_what_an_overloaded_engine_cannot_begin_stays_in_the_router(name: str) -
 
 def test_a_limit_goes_when_the_queue_has_gone() -> None:
     limits, one = ConcurrencyLimits(), member("e0", Role.PREFILL)
-    limits.look(0.0, [one])
+    limits.adjust(0.0, [one])
 
     def beat(at: float, running: int, waiting: int, in_flight: int) -> None:
         one.load, one.in_flight, one.in_flight_at_beat, one.beat_at = Load(running, waiting), in_flight, in_flight, at
-        limits.look(at, [one])
+        limits.adjust(at, [one])
 
     beat(3.0, 10, 90, 100)
-    assert limits.of(one) == math.inf, "once is a burst"
+    assert limits.limit_of(one) == math.inf, "once is a burst"
     beat(6.0, 10, 90, 100)
-    assert limits.of(one) == 70, "sinks by 30 % at most"
+    assert limits.limit_of(one) == 70, "sinks by 30 % at most"
     beat(9.0, 10, 60, 70)
-    assert limits.of(one) == 49
+    assert limits.limit_of(one) == 49
     assert limits.free([one]) == [one], "where none has room, all are candidates"
-    assert not limits.room([one])
+    assert not limits.has_room([one])
     beat(12.0, 40, 0, 40)
-    assert limits.of(one) == 75
-    assert limits.room([one])
+    assert limits.limit_of(one) == 75
+    assert limits.has_room([one])
     for at in (15.0, 18.0):
         beat(at, 40, 0, 40)
-    assert limits.of(one) == math.inf
+    assert limits.limit_of(one) == math.inf
 
 
 def test_decodes_that_wait_for_their_kv_are_no_queue() -> None:
@@ -124,20 +124,20 @@ def test_decodes_that_wait_for_their_kv_are_no_queue() -> None:
     for at in range(1, 6):
         one.load, one.in_flight = Load(running=5, waiting=90, transfers=88), 95
         one.in_flight_at_beat, one.beat_at = 95, float(at)
-        limits.look(float(at), [one])
-    assert limits.of(one) == math.inf
+        limits.adjust(float(at), [one])
+    assert limits.limit_of(one) == math.inf
 
 
 def test_a_restarted_or_lost_instance_has_no_limit_and_leaves_nothing_behind() -> None:
     limits, one = ConcurrencyLimits(), member("e0", Role.PREFILL)
     for at in range(1, 5):
         one.load, one.in_flight_at_beat, one.beat_at = Load(running=2, waiting=50), 52, float(at)
-        limits.look(float(at), [one])
-    assert limits.of(one) < math.inf
+        limits.adjust(float(at), [one])
+    assert limits.limit_of(one) < math.inf
     one.incarnation = Incarnation("b" * 32)
-    limits.look(6.0, [one])
-    assert limits.of(one) == math.inf
-    limits.look(7.0, [])
+    limits.adjust(6.0, [one])
+    assert limits.limit_of(one) == math.inf
+    limits.adjust(7.0, [])
     assert not limits._seen
     assert limits.unlimited
 
@@ -146,8 +146,8 @@ def test_a_fixed_limit_is_that_of_each_instance() -> None:
     limits = ConcurrencyLimits(fixed=2)
     full, free = member("a", in_flight=2), member("b", in_flight=1)
     assert limits.free((full, free)) == [free]
-    assert limits.room([full, free])
-    assert not limits.room([full])
-    assert limits.room([]), "nobody frees a place where nobody is"
-    limits.look(1.0, [full, free])
-    assert limits.of(free) == 2
+    assert limits.has_room([full, free])
+    assert not limits.has_room([full])
+    assert limits.has_room([]), "nobody frees a place where nobody is"
+    limits.adjust(1.0, [full, free])
+    assert limits.limit_of(free) == 2

@@ -53,18 +53,18 @@ def test_a_new_incarnation_computes_at_a_rate_of_its_own() -> None:
 def test_the_mean_counts_the_one_that_is_placed_and_is_added_up_now_and_then() -> None:
     fleet = tuple(member(f"e{number}", in_flight=1) for number in range(64))
     mean = Mean()
-    assert mean.of(Role.DECODE, fleet) == 65 / 64
+    assert mean.load_per_instance(Role.DECODE, fleet) == 65 / 64
     for each in fleet:
         each.in_flight = 3
-    stale = [mean.of(Role.DECODE, fleet) for _ in range(64 // REFRESH)]
+    stale = [mean.load_per_instance(Role.DECODE, fleet) for _ in range(64 // REFRESH)]
     assert stale == sorted(stale)
     assert stale[-1] == 65 / 64 + (64 // REFRESH) / 64
-    assert mean.of(Role.DECODE, fleet) == 3 + 1 / 64
+    assert mean.load_per_instance(Role.DECODE, fleet) == 3 + 1 / 64
 
 
 def test_a_list_is_added_up_each_time_since_it_may_change() -> None:
     some = [member("a", in_flight=1), member("b", in_flight=1)]
     mean = Mean()
-    assert mean.of(Role.DECODE, some) == 1.5
+    assert mean.load_per_instance(Role.DECODE, some) == 1.5
     some[0].in_flight = 3
-    assert mean.of(Role.DECODE, some) == 2.5
+    assert mean.load_per_instance(Role.DECODE, some) == 2.5

@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.candidates import Holdings, backlog, score
+from xpyd_sidecar.router.balance.candidates import PrefixCacheIndex, backlog, score
 from xpyd_sidecar.router.balance.policies import BOUND, BOUND_TOKENS, FEW, FEW_TOKENS, Policy, Query
 from xpyd_sidecar.router.fleet.member import FleetMember
 
@@ -32,7 +32,7 @@ class Router:
     def __init__(self, instances: tuple[FleetMember, ...], seed: int = 1) -> None:
         self.fleet = instances
         self.policy: Policy = policies.make("cost", {}, Random(seed).random)
-        self.holdings = Holdings()
+        self.holdings = PrefixCacheIndex()
 
     def send(self, prompt: str | PromptPrefix, now: float = 0.0) -> FleetMember:
         """Choose, and believe from now on that it is there."""
@@ -224,7 +224,7 @@ def replay(rows: list[tuple[float, list[int]]], routers: int) -> float:
         prefix = PromptPrefix(b"".join(b"%08d" % block * (BLOCK // 8) for block in ids))
         chosen = views[who].send(prefix, now)
         index = views[who].fleet.index(chosen)
-        tokens = len(ids) * BLOCK // 4 - views[who].holdings.held(chosen, prefix) // 4
+        tokens = len(ids) * BLOCK // 4 - views[who].holdings.held_bytes(chosen, prefix) // 4
         chosen.uncached_tokens += tokens
         chosen.sent_tokens += tokens
         hits, asked = hits + caches.serve(index, now, ids), asked + len(ids)

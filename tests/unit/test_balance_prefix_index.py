@@ -13,13 +13,13 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix, prefix_of
-from xpyd_sidecar.router.balance.candidates import MOST_INSTANCES, MOST_NODES, Holdings
+from xpyd_sidecar.router.balance.candidates import MOST_INSTANCES, MOST_NODES, PrefixCacheIndex
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(5))
 
 
-def longest(held: Holdings, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
+def longest(held: PrefixCacheIndex, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
     return held.holding(candidates, prefix, 0)
 
 
@@ -34,7 +34,7 @@ def chat(turns: int) -> PromptPrefix:
 
 
 def test_who_holds_the_longest_prefix_comes_first() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     held.add(FLEET[1], prompt("a", "b"))
     held.add(FLEET[3], prompt("a", "b", "c", "d"))
     assert held.holders(FLEET, prompt("a", "b", "c", "x")) == ([(3072, 3), (2048, 1)], 0)
@@ -43,7 +43,7 @@ def test_who_holds_the_longest_prefix_comes_first() -> None:
 
 
 def test_who_holds_all_but_a_rest_is_found_though_most_do() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     for each in FLEET[:4]:
         held.add(each, prompt("a", "b"))
     held.add(FLEET[4], prompt("a"))
@@ -52,30 +52,30 @@ def test_who_holds_all_but_a_rest_is_found_though_most_do() -> None:
 
 
 def test_what_was_held_when_a_prompt_was_looked_up_counts_and_not_that_it_was_sent_there_since() -> None:
-    held, asked = Holdings(), prompt("a", "b")
+    held, asked = PrefixCacheIndex(), prompt("a", "b")
     held.add(FLEET[1], prompt("a"))
-    assert held.held(FLEET[1], asked) == 1024
+    assert held.held_bytes(FLEET[1], asked) == 1024
     held.add(FLEET[2], asked)
-    assert (held.held(FLEET[2], asked), held.held(FLEET[2], prompt("a", "b"))) == (0, 2048)
+    assert (held.held_bytes(FLEET[2], asked), held.held_bytes(FLEET[2], prompt("a", "b"))) == (0, 2048)
 
 
 def test_who_was_sent_a_longer_prompt_holds_its_beginning_too() -> None:
     """Whatever cuts the shorter one has: ends of messages are cuts of the last ones alone."""
-    held, turn = Holdings(), chat(12)
+    held, turn = PrefixCacheIndex(), chat(12)
     held.add(FLEET[1], turn)
-    assert held.held(FLEET[1], chat(13)) == len(turn) - 1, "but for the bracket at its end"
-    assert held.held(FLEET[1], chat(20)) >= len(turn) * 4 / 5
+    assert held.held_bytes(FLEET[1], chat(13)) == len(turn) - 1, "but for the bracket at its end"
+    assert held.held_bytes(FLEET[1], chat(20)) >= len(turn) * 4 / 5
 
 
 def test_less_than_half_of_the_longest_is_left_out() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     held.add(FLEET[1], prompt("a"))
     held.add(FLEET[3], prompt("a", "b", "c"))
     assert held.holders(FLEET, prompt("a", "b", "c"))[0] == [(3072, 3)]
 
 
 def test_what_most_hold_is_told_apart_and_names_nobody() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     for each in FLEET[:3]:
         held.add(each, prompt("system", str(each.name)))
     assert held.holders(FLEET, prompt("system", "new")) == ([], 1024)
@@ -83,7 +83,7 @@ def test_what_most_hold_is_told_apart_and_names_nobody() -> None:
 
 
 def test_a_restarted_instance_holds_nothing() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     one = member("e1")
     held.add(one, prompt("a"))
     assert longest(held, (one,), prompt("a")) == [(1024, 0)]
@@ -92,7 +92,7 @@ def test_a_restarted_instance_holds_nothing() -> None:
 
 
 def test_candidates_may_be_any_part_of_the_fleet() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     for each in FLEET:
         held.add(each, prompt(each.name))
     for some in (FLEET, FLEET[2:], list(FLEET[::-1]), FLEET[2:], FLEET):
@@ -102,7 +102,7 @@ def test_candidates_may_be_any_part_of_the_fleet() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_holders_are_those_of_a_plain_search(seed: int) -> None:
-    draw, held = random.Random(seed), Holdings()
+    draw, held = random.Random(seed), PrefixCacheIndex()
     sent: list[list[tuple[str, ...]]] = [[] for _ in FLEET]
     for _ in range(60):
         parts = tuple(draw.choice("ab") for _ in range(draw.randrange(1, 6)))
@@ -120,7 +120,7 @@ def test_holders_are_those_of_a_plain_search(seed: int) -> None:
 
 @pytest.mark.test_all
 def test_a_million_distinct_prompts_take_bounded_memory() -> None:
-    held, fleet = Holdings(), tuple(member(f"e{number}") for number in range(8))
+    held, fleet = PrefixCacheIndex(), tuple(member(f"e{number}") for number in range(8))
     most = 0
     for number in range(1_000_000):
         held.add(fleet[number % 8], PromptPrefix(b"%09d" % number * 10))
@@ -134,7 +134,7 @@ def test_a_million_distinct_prompts_take_bounded_memory() -> None:
 
 
 def test_what_is_used_stays() -> None:
-    held = Holdings(most=64)
+    held = PrefixCacheIndex(most=64)
     for number in range(500):
         held.add(FLEET[0], prompt("kept"))
         held.add(FLEET[1], prompt(str(number)))
@@ -143,7 +143,7 @@ def test_what_is_used_stays() -> None:
 
 
 def test_instances_that_come_and_go_are_bounded_too() -> None:
-    held = Holdings()
+    held = PrefixCacheIndex()
     for number in range(2 * MOST_INSTANCES + 10):
         held.add(member(f"e{number}"), prompt(str(number)))
     assert len(held._bits) <= MOST_INSTANCES
@@ -154,7 +154,7 @@ def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them(
         return held.count(each.name, each.incarnation)
 
     one, other = FLEET[1], FLEET[2]
-    held = Holdings()
+    held = PrefixCacheIndex()
     held.add(one, prompt("a", "b"))
     longer = count(one)
     held.add(one, prompt("a", "b"))
@@ -162,7 +162,7 @@ def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them(
     assert count(one) == longer
     assert 0 < count(other) < longer
     assert count(FLEET[3]) == held.count(one.name, Incarnation("restarted")) == 0
-    held = Holdings(most=8)
+    held = PrefixCacheIndex(most=8)
     held.add(one, prompt("a"))
     for number in range(20):
         held.add(other, prompt(f"x{number}"))
@@ -176,13 +176,13 @@ def turns(*roles: str, words: int = 90) -> PromptPrefix:
 
 
 def test_decode_holds_what_it_has_answered_to_the_prompt_before() -> None:
-    held, decode, prefill = Holdings(), member("d"), member("p", role=Role.PREFILL)
+    held, decode, prefill = PrefixCacheIndex(), member("d"), member("p", role=Role.PREFILL)
     before, now = turns("user", "assistant", "user"), turns("user", "assistant", "user", "assistant", "user")
     answered = len(turns("user", "assistant", "user", "assistant")) - 1
     for each in (decode, prefill):
         held.add(each, before)
-    assert held.held(prefill, now) == len(before) - 1
-    assert held.held(decode, now) == answered
+    assert held.held_bytes(prefill, now) == len(before) - 1
+    assert held.held_bytes(decode, now) == answered
     assert held.holding((decode,), turns("user", "assistant", "user", "assistant", "user"), answered) == [(answered, 0)]
     assert held.holding((decode,), turns("user", "assistant", "user", "assistant", "user"), answered + 1) == []
 
@@ -192,13 +192,13 @@ ASKED = ("user", "assistant", "user")
 
 @pytest.mark.parametrize("roles", [ASKED, (*ASKED, "assistant"), (*ASKED, "user", "user")])
 def test_what_it_has_not_said_decode_is_not_believed_to_hold(roles: tuple[str, ...]) -> None:
-    held, decode, before = Holdings(), member("d"), turns(*ASKED)
+    held, decode, before = PrefixCacheIndex(), member("d"), turns(*ASKED)
     held.add(decode, before)
-    assert held.held(decode, turns(*roles)) == len(before) - 1
+    assert held.held_bytes(decode, turns(*roles)) == len(before) - 1
 
 
 def test_what_is_told_counts_before_what_is_believed() -> None:
-    held, (one, other, *_) = Holdings(), FLEET
+    held, (one, other, *_) = PrefixCacheIndex(), FLEET
     prefix = prompt("a", "b")
     keys = [key for _, key in prefix.keys]
     held.tell(one, keys, [])
@@ -215,7 +215,7 @@ def test_what_is_told_counts_before_what_is_believed() -> None:
 
 
 def test_telling_all_anew_without_end_takes_no_more_memory() -> None:
-    held = Holdings(most=1000)
+    held = PrefixCacheIndex(most=1000)
     for number in range(3 * MOST_INSTANCES):
         held.tell(FLEET[0], [number % 7], [], whole=True)
         assert max(held._young.values()).bit_length() <= MOST_INSTANCES

@@ -130,8 +130,8 @@ def test_who_waits_too_long_leaves_and_the_deadline_is_that_of_the_oldest() -> N
     waiting = queue()
     first, second = waiting.put(0.0, "a", priority=8), waiting.put(5.0, "b")
     assert waiting.deadline == TIMEOUT_S
-    assert waiting.expired(TIMEOUT_S - 0.1) == []
-    assert waiting.expired(TIMEOUT_S) == [first]
+    assert waiting.take_expired(TIMEOUT_S - 0.1) == []
+    assert waiting.take_expired(TIMEOUT_S) == [first]
     assert waiting.deadline == 5.0 + TIMEOUT_S
     assert not waiting.remove(first)
     assert waiting.remove(second)
@@ -175,7 +175,7 @@ def test_nobody_starves_who_asks_for_less_than_his_share(seed: int, keys: int, o
     while now < 120.0:
         now += draw.expovariate(overload / service_s)
         while free_at <= now:
-            for ticket in waiting.expired(free_at):
+            for ticket in waiting.take_expired(free_at):
                 refused[ticket.key] += 1
             taken = waiting.take(free_at)
             if taken is not None and taken.key != "flood":
@@ -213,7 +213,7 @@ def test_within_a_key_the_worst_priority_waits_half_of_the_timeout_longer_at_mos
                 worst.append(free_at - taken.arrived)
             free_at += service_s
         waiting.put(now, "", priority=8 if draw.random() < 0.05 else -8)
-        assert not waiting.expired(now)
+        assert not waiting.take_expired(now)
     assert max(worst) < TIMEOUT_S
 
 
@@ -276,7 +276,7 @@ def test_who_may_not_give_way_shields_no_shorter_queue() -> None:
 def test_a_key_with_nothing_in_flight_catches_up_and_then_they_take_turns() -> None:
     waiting = queue(100)
     for _ in range(6):
-        waiting.begun("flood", 100)
+        waiting.on_begun("flood", 100)
     for _ in range(20):
         waiting.put(0.0, "flood", cost=100)
         waiting.put(0.0, "quiet", cost=100)
@@ -288,7 +288,7 @@ def test_a_key_with_nothing_in_flight_catches_up_and_then_they_take_turns() -> N
 def test_what_is_in_flight_is_a_debt_of_its_tokens_and_not_for_as_long_as_it_runs() -> None:
     """One stream of an hour must not keep its key waiting for an hour."""
     waiting = queue(1000)
-    waiting.begun("stream", 5_000)
+    waiting.on_begun("stream", 5_000)
     waiting.put(0.0, "stream", cost=100)
     for _ in range(40):
         waiting.put(0.0, "other", cost=1_000)
@@ -306,8 +306,8 @@ def test_tokens_that_were_not_used_are_given_back_and_more_are_charged() -> None
         for _ in range(40):
             ticket = waiting.take(1.0)
             assert ticket is not None
-            waiting.begun(ticket.key, 100, waited=True)
-            waiting.over(ticket.key, 100, used if ticket.key == "asks" else 100)
+            waiting.on_begun(ticket.key, 100, waited=True)
+            waiting.on_ended(ticket.key, 100, used if ticket.key == "asks" else 100)
             served[ticket.key] += 1
         assert served["asks"] == pytest.approx(share, abs=2), (used, served)
 
@@ -315,15 +315,15 @@ def test_tokens_that_were_not_used_are_given_back_and_more_are_charged() -> None
 def test_nothing_is_kept_of_what_is_over() -> None:
     waiting = queue()
     for number in range(1000):
-        waiting.begun(f"key {number}", 7)
+        waiting.on_begun(f"key {number}", 7)
     assert waiting.in_flight("key 5") == 7
     for number in range(1000):
-        waiting.over(f"key {number}", 7, 3)
+        waiting.on_ended(f"key {number}", 7, 3)
     assert not waiting._in_flight
     ticket = waiting.put(0.0, "a")
     for _ in range(20_000):  # requests that pass while one waits, and end
-        waiting.begun("a", 7)
-        waiting.over("a", 7, 7)
+        waiting.on_begun("a", 7)
+        waiting.on_ended("a", 7, 7)
     assert len(waiting._heap) < 200
     assert waiting.take(1.0) == ticket
 
@@ -387,7 +387,7 @@ class Random(RuleBasedStateMachine):
         if ticket is not None:
             assert ticket.rank == min(one.rank for one in self.model if one.key == ticket.key)
             self.model.remove(ticket)
-            self.waiting.begun(ticket.key, ticket.cost, waited=True)
+            self.waiting.on_begun(ticket.key, ticket.cost, waited=True)
             self.flying.append((ticket.key, ticket.cost))
 
     @rule()
@@ -401,14 +401,14 @@ class Random(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abc"), tokens=st.integers(1, 50))
     def pass_by(self, key: str, tokens: int) -> None:
-        self.waiting.begun(key, tokens)
+        self.waiting.on_begun(key, tokens)
         self.flying.append((key, tokens))
 
     @rule(index=st.integers(0, 11), used=st.integers(0, 60))
     def end(self, index: int, used: int) -> None:
         if self.flying:
             key, tokens = self.flying.pop(index % len(self.flying))
-            self.waiting.over(key, tokens, used)
+            self.waiting.on_ended(key, tokens, used)
 
     @rule(index=st.integers(0, 11))
     def keep(self, index: int) -> None:
@@ -427,7 +427,7 @@ class Random(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 6))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        out = self.waiting.expired(self.now)
+        out = self.waiting.take_expired(self.now)
         assert out == [ticket for ticket in self.model if self.now - ticket.arrived >= 10.0]
         self.model = [ticket for ticket in self.model if ticket not in out]
 

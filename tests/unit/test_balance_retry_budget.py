@@ -16,7 +16,7 @@ def spend(budget: RetryBudget, now: float) -> int:
 
 def test_the_floor_is_there_without_any_request_and_comes_back() -> None:
     budget = RetryBudget(0.0)
-    assert budget.left(100.0) == FLOOR
+    assert budget.remaining_retries(100.0) == FLOOR
     assert spend(budget, 100.0) == FLOOR
     assert spend(budget, 100.0 + WINDOW_S - 1) == 0
     assert spend(budget, 100.0 + WINDOW_S) == FLOOR
@@ -36,8 +36,8 @@ def test_a_long_pause_forgets_everything_at_the_cost_of_one_window() -> None:
     budget = RetryBudget(1.0)
     for _ in range(10):
         budget.on_request(1.0)
-    assert budget.left(1e9) == FLOOR
-    assert budget.left(1e9 - 5) == FLOOR, "a clock that goes back changes nothing"
+    assert budget.remaining_retries(1e9) == FLOOR
+    assert budget.remaining_retries(1e9 - 5) == FLOOR, "a clock that goes back changes nothing"
 
 
 def test_in_every_window_retries_stay_within_floor_and_share() -> None:

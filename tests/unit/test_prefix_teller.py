@@ -14,7 +14,7 @@ from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import AgentId, Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import MAX_PREFIXES, AgentMessage, Heartbeat, PrefixChanges
-from xpyd_sidecar.router.balance.candidates import Holdings
+from xpyd_sidecar.router.balance.candidates import PrefixCacheIndex
 from xpyd_sidecar.router.balance.told_prefixes import ToldPrefixes
 from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -27,7 +27,7 @@ class PlayedRouter:
 
     def __init__(self, *, takes: bool = True) -> None:
         self.roster = Roster(beat("d0").service, started=0.0, settle_s=1.0, missed_beats=3)
-        self.holdings, self.takes = Holdings(), takes
+        self.holdings, self.takes = PrefixCacheIndex(), takes
         self.told = ToldPrefixes(self.roster, self.holdings)
 
     def on_beat(self, one: Heartbeat) -> int:

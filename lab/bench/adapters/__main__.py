@@ -88,7 +88,7 @@ def fetched(exponent: float, routers: int, policy: str, every: int, seed: int = 
                 member.in_flight -= 1
                 places.running -= 1
         prefix = PromptPrefix(b"%d" % at)
-        pair = pickers[draw.randrange(routers)].asked(prefix, 500, at / 100, name if policy else "").pair(alone=False)
+        pair = pickers[draw.randrange(routers)].selection(prefix, 500, at / 100, name if policy else "").pair(alone=False)
         assert pair is not None
         assert pair.prefill is not None
         both = []

@@ -36,7 +36,7 @@ from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
+from xpyd_sidecar.router.balance.candidates import Mean, PrefixCacheIndex, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.fleet.member import FleetMember
 
@@ -81,7 +81,7 @@ class TrieAlone:
 
     def choose(self, query: Query, candidates: Sequence[FleetMember], partners: int = 1) -> int:
         """Index of the chosen one."""
-        most = max(2, ceil(1.25 * self._mean.of(candidates[0].role, candidates)))
+        most = max(2, ceil(1.25 * self._mean.load_per_instance(candidates[0].role, candidates)))
         found = query.holdings.holders(candidates, query.prefix)[0] if query.holdings is not None else []
         fit = [index for _, index in found if score(candidates[index]) < most]
         return fit[0] if fit else self._rest.choose(query, candidates, partners)
@@ -115,7 +115,7 @@ class Fleet:
         self.work = [0.0] * count
         self.views = [tuple(self._member(index) for index in range(count)) for _ in range(routers)]
         self.policies = [policy_of(policy, seed) for seed in range(routers)]
-        self.holdings = [Holdings() if trie and each.holds else None for each in self.policies]
+        self.holdings = [PrefixCacheIndex() if trie and each.holds else None for each in self.policies]
         self.ledgers = [PrefixLedger({0: CacheGroup(Reach("all", BLOCK), BLOCK)}, BLOCK, lambda block, _: block)
                         for _ in range(count)]
         self.tellers = [[PrefixTeller() for _ in range(count)] for _ in range(routers)]
@@ -161,7 +161,7 @@ class Fleet:
     def restart(self, router: int) -> None:
         """A router begins anew: it knows nothing of caches."""
         if self.holdings[router] is not None:
-            self.holdings[router] = Holdings()
+            self.holdings[router] = PrefixCacheIndex()
         for member in self.views[router]:
             member.prefixes_seq = 0
 
@@ -173,7 +173,7 @@ class Fleet:
         index = self.policies[router].choose(Query(prefix, holdings, tokens, now), view)
         uncached = tokens
         if holdings is not None:
-            uncached -= tokens * holdings.held(view[index], prefix) // max(1, len(prefix))
+            uncached -= tokens * holdings.held_bytes(view[index], prefix) // max(1, len(prefix))
             holdings.add(view[index], prefix)
         cache, hashes = self.caches[index], [b"%d" % block for block in blocks]
         held = next((n for n, block in enumerate(hashes) if block not in cache), len(blocks))
@@ -243,7 +243,7 @@ def costs() -> Iterator[tuple[str, float]]:
     prompts = [draw.randbytes(8192) for _ in range(2000)]
     for name in policies.names():
         policy, turn = policies.make(name, {}, draw.random), iter(prompts)
-        holdings = Holdings() if policy.holds else None
+        holdings = PrefixCacheIndex() if policy.holds else None
 
         def choose() -> None:
             prefix = PromptPrefix(next(turn))  # noqa: B023  # called within this turn alone

@@ -44,7 +44,7 @@ class Engine(fast.UpstreamReceiver):
         self._stream = stream
         self._outlet = outlet
 
-    def received(self, data: bytes) -> None:
+    def on_bytes(self, data: bytes) -> None:
         """What a leg does with it in Python."""
         self._outlet.write(self._stream.feed(data))
 

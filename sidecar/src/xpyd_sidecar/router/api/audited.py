@@ -34,7 +34,7 @@ SHOWN: Final[dict[str, dict[str, Any]]] = {
 """What asks for log probabilities. Prefill is not asked: its answer is not compared, and it would compile for it."""
 
 
-class Odds(msgspec.Struct, frozen=True):
+class TokenProbabilities(msgspec.Struct, frozen=True):
     """What an engine says of the first token."""
 
     token: str
@@ -83,7 +83,7 @@ class _FirstTokenAnswer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_FirstTokenAnswer).decode
 
 
-def odds_of(answer: bytes) -> Odds | None:
+def odds_of(answer: bytes) -> TokenProbabilities | None:
     """What an answer says of the first token; None where it says nothing of it."""
     try:
         choices = _decode(answer).choices
@@ -94,14 +94,15 @@ def odds_of(answer: bytes) -> Odds | None:
         return None
     if shown.content:
         first = shown.content[0]
-        return Odds(first.token, {one.token: one.logprob for one in first.top_logprobs} | {first.token: first.logprob})
+        top = {one.token: one.logprob for one in first.top_logprobs}
+        return TokenProbabilities(first.token, top | {first.token: first.logprob})
     if not (shown.tokens and shown.token_logprobs and shown.top_logprobs) or shown.token_logprobs[0] is None:
         return None
     token = shown.tokens[0]
-    return Odds(token, {**(shown.top_logprobs[0] or {}), token: shown.token_logprobs[0]})
+    return TokenProbabilities(token, {**(shown.top_logprobs[0] or {}), token: shown.token_logprobs[0]})
 
 
-def difference(one: Odds, other: Odds) -> float:
+def difference(one: TokenProbabilities, other: TokenProbabilities) -> float:
     """The largest difference of the log probability of a token that either has chosen.
 
     One that is not among the other's likeliest is less likely there than all of them: the difference is at least that.
@@ -109,7 +110,7 @@ def difference(one: Odds, other: Odds) -> float:
     return max(_apart(one.token, one, other), _apart(other.token, one, other))
 
 
-def _apart(token: str, one: Odds, other: Odds) -> float:
+def _apart(token: str, one: TokenProbabilities, other: TokenProbabilities) -> float:
     if token in one.top and token in other.top:
         return abs(one.top[token] - other.top[token])
     has, lacks = (one, other) if token in one.top else (other, one)

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract import legs, prefix_cuts
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.faults import bad_request
-from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, truth, unmarked
+from xpyd_sidecar.router.api.fields import DIALECTS, FORCED, TABLE, Api, OnPrefill, is_null, is_true, strip_mark, truth
 from xpyd_sidecar.router.api.hidden import may_hold, outline_fault, refuse
 from xpyd_sidecar.router.api.priority import OWN, PriorityBand, clamp_field
 from xpyd_sidecar.router.api.salts import CacheSalt
@@ -85,12 +85,12 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
     """Split a body into its fields. Raises HttpFault, as ``split`` and ``checked``."""
-    return checked(api, split(body))
+    return read_fields(api, split(body))
 
 
 def split(body: bytes) -> dict[str, Raw]:
     """The fields of a body. Raises HttpFault: 400; it has too many names, goes too deep, or is no JSON object."""
-    body = unmarked(body)
+    body = strip_mark(body)
     fault = outline_fault(body)
     if fault is not None:
         raise fault
@@ -103,7 +103,7 @@ def split(body: bytes) -> dict[str, Raw]:
         raise bad_request(f"the body is not a JSON object: {why}", code="invalid_json") from None
 
 
-def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
+def read_fields(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
     """A request of these fields. Raises HttpFault: 400, one is refused or has the wrong type (``param`` names it)."""
     refuse(fields)
     skips = _skips(api, fields)
@@ -128,7 +128,7 @@ class PassedBody(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def passed(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | None = None, *,
+def passed_body(path: str, body: bytes, band: PriorityBand = OWN, salt: CacheSalt | None = None, *,
            anew: bool = False) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's. ``band``: of its
     priority. ``salt``: what keeps its prefixes apart. ``anew``: its client may not ask for everything, so engines get each

@@ -79,7 +79,7 @@ class EngineDefaults(msgspec.Struct, frozen=True):
     known: tuple[Sampling, ...] = ()
     """What was told, each once."""
 
-    def counted(self, fields: Fields) -> list[Fields]:
+    def with_defaults(self, fields: Fields) -> list[Fields]:
         """The fields as each kind of engine has them: with what it adds, as if that stood in the request."""
         found = [_with(fields, one) for one in self.known if one.defaults or one.own]
         return found if found and self.alike else [*found, fields]
@@ -251,13 +251,13 @@ def way_of(api: Api, fields: Fields, told: EngineDefaults = UNTOLD) -> FailoverM
     """The way of a request whose answer is determined; ERROR for others. Never raises: what cannot be read is the engine's
     to refuse. ``told``: what engines add to it.
     """
-    return max(_way_of(api, counted) for counted in told.counted(fields))
+    return max(_way_of(api, counted) for counted in told.with_defaults(fields))
 
 
 def goes_on_sampled(api: Api, fields: Fields, told: EngineDefaults) -> bool:
     """Whether a request that ``way_of`` has no way for may go on from its ids, with the same distribution."""
     return told.alike and all(way_if_greedy(api, counted) is FailoverMode.CONTINUE and keeps_distribution(counted)
-                              for counted in told.counted(fields))
+                              for counted in told.with_defaults(fields))
 
 
 def _way_of(api: Api, fields: Fields) -> FailoverMode:

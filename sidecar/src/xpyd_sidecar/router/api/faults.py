@@ -32,7 +32,7 @@ class FailureReason(msgspec.Struct, frozen=True):
         """Both."""
         return f"{self.said}: {self.more}" if self.more else self.said
 
-    def of(self, who: str) -> FailureReason:
+    def with_name(self, who: str) -> FailureReason:
         """The same, behind the name of what failed."""
         return FailureReason(f"{who} failed: {self.said}", self.more)
 

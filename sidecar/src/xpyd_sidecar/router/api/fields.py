@@ -40,7 +40,7 @@ _scalar = msgspec.json.Decoder(bool | float | str | None).decode
 _USUAL = {b"true": True, b"false": False, b"null": None}
 
 
-def unmarked(body: bytes) -> bytes:
+def strip_mark(body: bytes) -> bytes:
     """A body without its byte order mark."""
     return body.removeprefix(_BOM)
 
@@ -68,7 +68,7 @@ def is_true(raw: Raw | None) -> bool:
         return False
 
 
-def whole(raw: Raw) -> int | None:
+def integer_of(raw: Raw) -> int | None:
     """A value as a field for ``int`` takes it; None where it takes none such."""
     try:
         value = msgspec.json.decode(raw, type=bool | int | float | str)

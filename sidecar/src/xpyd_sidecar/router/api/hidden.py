@@ -138,7 +138,7 @@ COUNTED = 4 << 10
 """Bytes of a body whose marks are counted."""
 
 
-def few(body: bytes, mark: bytes, most: int) -> int:
+def marks_below(body: bytes, mark: bytes, most: int) -> int:
     """How many marks are left of so many; -1: there are more. In a long body finding a few costs a tenth of counting."""
     if len(body) <= COUNTED:
         return max(-1, most - body.count(mark))
@@ -153,11 +153,11 @@ def shallow(body: bytes, depth: int) -> bool:
     """Whether there are so few brackets that it cannot go deeper, whatever stands where."""
     if len(body) <= COUNTED:
         return body.count(b"{") + body.count(b"[") <= depth
-    left = few(body, b"{", depth)
-    return left >= 0 and few(body, b"[", left) >= 0
+    left = marks_below(body, b"{", depth)
+    return left >= 0 and marks_below(body, b"[", left) >= 0
 
 
-def bones(body: bytes) -> bytes:
+def outline_of(body: bytes) -> bytes:
     """A body without what says nothing of its outline: all that its strings hold but brackets, commas and colons, and all
     blanks, numbers and words. A long one is judged by it in a quarter of the time.
 
@@ -185,13 +185,13 @@ def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -
     more depth than were counted here: both take a body from its beginning, and agree as long as it is JSON.
     """
     if shallow(body, depth) and (
-            len(body) < SHORTEST * names or few(body, b":", names) >= 0 or few(body, b",", names - 1) >= 0):
+            len(body) < SHORTEST * names or marks_below(body, b":", names) >= 0 or marks_below(body, b",", names - 1) >= 0):
         return None
     begin = _OBJECT.match(body)
     if begin is None:
         return None
     if len(body) > LONG:  # its beginning may say enough, before as much again is taken for its bones
-        return outline_fault(body[:LONG], names, depth) or _judge(bones(body), 1, names, depth)
+        return outline_fault(body[:LONG], names, depth) or _judge(outline_of(body), 1, names, depth)
     return _judge(body, begin.end(), names, depth)
 
 

@@ -98,13 +98,13 @@ class PromptPrefix(msgspec.Struct, eq=False):
     _cuts: str | None = None
     _home: int = 0
     path: list[tuple[int, int]] | None = None
-    """For who looks it up (``Holdings``)."""
+    """For who looks it up (``PrefixCacheIndex``)."""
 
     def __len__(self) -> int:
         """Bytes."""
         return len(self._raw)
 
-    def home(self, common: int) -> int:
+    def conversation_key(self, common: int) -> int:
         """What its conversation is known by, the same in every router: what its client calls it, else its first user
         message, else what comes behind the first ``common`` bytes, which all prompts have.
         """

@@ -6,8 +6,8 @@
     forms (audio)                   a token for each ``FORM_BYTES``; windows of 30 s and their texts, at 128 kbit/s
     without a body                  one
 
-It is an estimate to share by (``balance.queue``), and what turns out to be wrong is given back at the end (``spent``): so
-nothing is read here that would have to be built, and what cannot be read counts as usual.
+It is an estimate to share by (``balance.queue``), and what turns out to be wrong is given back at the end
+(``taken_tokens``): so nothing is read here that would have to be built, and what cannot be read counts as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from re import compile as regex
 import msgspec
 from msgspec import Raw
 
-from xpyd_sidecar.router.api.fields import is_null, whole
+from xpyd_sidecar.router.api.fields import integer_of, is_null
 from xpyd_sidecar.router.api.paths import GENERATING
 
 USUAL = 256.0
@@ -88,7 +88,7 @@ def may_generate(api: str, path: str, fields: Mapping[str, Raw], usual: float) -
     return min(longest, MOST) * min(answers * prompts, MOST_ANSWERS)
 
 
-def spent(expected: ExpectedTokens, prompt: int, generated: int, *, whole: bool, sent: bool) -> int:
+def taken_tokens(expected: ExpectedTokens, prompt: int, generated: int, *, whole: bool, sent: bool) -> int:
     """Tokens that a request took, as far as its answer says: ``prompt`` and ``generated``, below 0 where it does not.
     ``whole``: it was answered to its end; ``sent``: an engine was asked.
     """
@@ -109,7 +109,7 @@ def _number(fields: Mapping[str, Raw], sampling: Mapping[str, Raw], name: str) -
     raw = fields.get(name) or sampling.get(name)
     if raw is None or is_null(raw):
         return None
-    number = whole(raw)
+    number = integer_of(raw)
     return number if number is not None and number > 0 else None
 
 

@@ -61,7 +61,7 @@ class Mean:
     def __init__(self) -> None:
         self._seen: dict[Role, tuple[Sequence[FleetMember], list[float]]] = {}
 
-    def of(self, role: Role, candidates: Sequence[FleetMember], load: Callable[[FleetMember], float] = score,
+    def load_per_instance(self, role: Role, candidates: Sequence[FleetMember], load: Callable[[FleetMember], float] = score,
            own: float = 1) -> float:
         """Load per instance, the one that is being placed, of ``own``, included."""
         n = len(candidates)
@@ -114,7 +114,7 @@ MOST_INSTANCES = 1024
 """Instances that have a bit; beyond it the belief begins anew."""
 
 
-class Holdings:
+class PrefixCacheIndex:
     """What each instance probably holds in its prefix cache, for both roles: a trie over the cuts of prompts.
 
     Every node of the trie is a prefix, known by its key (``PromptPrefix``); with it goes the set of instances that a prompt
@@ -220,7 +220,7 @@ class Holdings:
             found += [(holds, index) for bit, index in indices.items() if new & bit] if new else []
         return found
 
-    def held(self, member: FleetMember, prefix: PromptPrefix) -> int:
+    def held_bytes(self, member: FleetMember, prefix: PromptPrefix) -> int:
         """Bytes of a prompt that an instance probably holds; of those that it was sent before this prompt was looked up."""
         bit = self._bits.get((member.name, member.incarnation), 0)
         cut = next((cut for cut, mask in reversed(self._path(prefix)) if mask & bit), 0) if bit else 0

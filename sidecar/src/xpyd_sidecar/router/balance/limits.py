@@ -74,7 +74,7 @@ class ConcurrencyLimits:
         self.unlimited = not fixed
         """No instance has a limit."""
 
-    def of(self, member: FleetMember) -> float:
+    def limit_of(self, member: FleetMember) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
         seen = self._seen.get(member.name)
         return self._fixed or (math.inf if seen is None else seen.limit)
@@ -83,14 +83,14 @@ class ConcurrencyLimits:
         """Those with room; the same object where all have, and where none has."""
         if self.unlimited:
             return candidates
-        left = [member for member in candidates if member.in_flight < self.of(member)]
+        left = [member for member in candidates if member.in_flight < self.limit_of(member)]
         return candidates if not left or len(left) == len(candidates) else left
 
-    def room(self, candidates: Sequence[FleetMember]) -> bool:
+    def has_room(self, candidates: Sequence[FleetMember]) -> bool:
         """Whether one of them has room; also where there are none, since nobody frees a place then."""
-        return self.unlimited or not candidates or any(member.in_flight < self.of(member) for member in candidates)
+        return self.unlimited or not candidates or any(member.in_flight < self.limit_of(member) for member in candidates)
 
-    def look(self, now: float, members: Sequence[FleetMember]) -> None:
+    def adjust(self, now: float, members: Sequence[FleetMember]) -> None:
         """Take note of the legs that ended and the beats that came since the last look."""
         if self._fixed:
             return
@@ -168,12 +168,12 @@ class RetryBudget:
 
     def may_retry(self, now: float) -> bool:
         """Whether a retry may be made now; if so it is taken from the budget."""
-        if self.left(now) < 1:
+        if self.remaining_retries(now) < 1:
             return False
         self._seconds[-1][2] += 1
         return True
 
-    def left(self, now: float) -> int:
+    def remaining_retries(self, now: float) -> int:
         """Retries that may be made now."""
         self._turn(now)
         _, requests, retries = map(sum, zip(*self._seconds, strict=True))

@@ -11,7 +11,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.adapter_slots import AdapterSlots
-from xpyd_sidecar.router.balance.candidates import Holdings, Mean, score
+from xpyd_sidecar.router.balance.candidates import Mean, PrefixCacheIndex, score
 from xpyd_sidecar.router.balance.limits import ConcurrencyLimits
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.fleet.member import EngineTarget, FleetMember, Pair
@@ -137,23 +137,23 @@ class Picker:
         self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``_known`` was made of."""
         self._mean = Mean()
-        self.holdings = Holdings() if policy.holds or rest_tokens else None
+        self.holdings = PrefixCacheIndex() if policy.holds or rest_tokens else None
         self._ranks = RankChoice()
         self._of_name: dict[str, _Known] = {}
         """Those of a name that not all answer to, of the same roster as ``_known``."""
         self._slots = AdapterSlots()
 
-    def asked(self, prefix: PromptPrefix, tokens: int = 0, now: float = 0.0, name: str = "") -> Selection:
+    def selection(self, prefix: PromptPrefix, tokens: int = 0, now: float = 0.0, name: str = "") -> Selection:
         """The picks of one request. ``tokens``: of its prompt, about. ``name``: which model it asks for; empty: any."""
         return Selection(prefix, self.holdings, tokens, now, picker=self, name=name)
 
-    def room(self, *, alone: bool) -> bool:
+    def has_room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
         room = self._room
         if room.unlimited:
             return True
         known = self._look()
-        return room.room(known.decodes) and (alone or room.room(known.prefills))
+        return room.has_room(known.decodes) and (alone or room.has_room(known.prefills))
 
     def missing(self, *, alone: bool) -> Role | None:
         """The role of which nobody can be picked for a request, with prefill or ``alone``; None: there is somebody."""
@@ -211,7 +211,7 @@ class Picker:
         if self.holdings is None or not most or not decodes or not asked.tokens:
             return []
         size = len(asked.prefix)
-        usual = max(CACHED_ALWAYS, CACHED_BOUND * self._mean.of(Role.DECODE, decodes))
+        usual = max(CACHED_ALWAYS, CACHED_BOUND * self._mean.load_per_instance(Role.DECODE, decodes))
         found = [(decodes[index], asked.tokens * (1 - cut / size))
                  for cut, index in self.holdings.holding(decodes, asked.prefix, size * (1 - most / asked.tokens))]
         return [member for member, rest in found if member.uncached_tokens + rest <= most and score(member) < usual]
@@ -250,7 +250,7 @@ class Selection(Query, kw_only=True, eq=False):
     def note(self, member: FleetMember) -> None:
         """It is chosen: what it held until now is what it need not compute."""
         assert self.holdings is not None
-        self._held[member.name] = self.holdings.held(member, self.prefix)
+        self._held[member.name] = self.holdings.held_bytes(member, self.prefix)
 
     def first_pair(self) -> Pair | None:
         """The pair that ``pair`` will give first, unless one of the two cannot be picked by then; None: there is none."""
@@ -276,7 +276,7 @@ class Selection(Query, kw_only=True, eq=False):
                 return None
         return first
 
-    def uncached(self, instance: InstanceName) -> int:
+    def uncached_tokens(self, instance: InstanceName) -> int:
         """Tokens of the prompt that an instance which was chosen probably has to compute."""
         held = self._held.get(instance, 0)
         return self.tokens - self.tokens * held // len(self.prefix) if held else self.tokens

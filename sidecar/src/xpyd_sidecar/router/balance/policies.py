@@ -17,7 +17,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.prompt import PromptPrefix
-from xpyd_sidecar.router.balance.candidates import FEW_TOKENS, Holdings, Mean, Rendezvous, backlog, score
+from xpyd_sidecar.router.balance.candidates import FEW_TOKENS, Mean, PrefixCacheIndex, Rendezvous, backlog, score
 from xpyd_sidecar.router.fleet.member import FleetMember
 
 MATCHED = 0.05
@@ -40,7 +40,7 @@ class Query(msgspec.Struct, eq=False):
 
     prefix: PromptPrefix = msgspec.field(default_factory=lambda: PromptPrefix(b""))
     """The prompt's beginning."""
-    holdings: Holdings | None = None
+    holdings: PrefixCacheIndex | None = None
     """What each instance probably holds; None where nobody keeps account."""
     tokens: int = 0
     """About how many the prompt has."""
@@ -168,14 +168,14 @@ class Cost:
             return 0
         prefix, computes = query.prefix, role is Role.PREFILL
         load: Callable[[FleetMember], float] = partial(backlog, now=query.now) if computes else score
-        mean = self._mean.of(role, candidates, load, query.tokens if computes else 1)
+        mean = self._mean.load_per_instance(role, candidates, load, query.tokens if computes else 1)
         most = max(FEW_TOKENS, BOUND_TOKENS * mean) if computes else max(FEW, math.ceil(BOUND * mean))
         found: list[tuple[int, int]] = []
         common = 0  # bytes that most hold
         if query.holdings is not None:
             found, common = query.holdings.holders(candidates, prefix)
         enough = common + MATCHED * (len(prefix) - common)
-        order = self._rendezvous.order(role, candidates, prefix.home(common))
+        order = self._rendezvous.order(role, candidates, prefix.conversation_key(common))
         told = query.holdings is not None and query.holdings.told
         if computes and (told or (found and found[0][0] >= enough)):
             held = {index: size for size, index in found[:HOLDERS]}

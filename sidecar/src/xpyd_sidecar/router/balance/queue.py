@@ -159,7 +159,7 @@ class FairQueue:
         self._drop(ticket)
         return True
 
-    def expired(self, now: float) -> list[Ticket]:
+    def take_expired(self, now: float) -> list[Ticket]:
         """Those that waited for too long; they have left the queue."""
         out = []
         while self._tickets:
@@ -177,14 +177,14 @@ class FairQueue:
 
     # ---- in flight
 
-    def begun(self, key: str, tokens: int, *, waited: bool = False) -> None:
+    def on_begun(self, key: str, tokens: int, *, waited: bool = False) -> None:
         """A request of this key is being served. ``waited``: it was taken from here, so its key has paid for it."""
         self._in_flight[key] = self._in_flight.get(key, 0) + tokens
         known = self._keys.get(key)
         if known is not None and not waited:
             self._move(key, known, tokens)
 
-    def over(self, key: str, tokens: int, used: int) -> None:
+    def on_ended(self, key: str, tokens: int, used: int) -> None:
         """It has ended, and took ``used`` tokens, not ``tokens`` with which it began."""
         left = self._in_flight.get(key, 0) - tokens
         if left > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.membership import PrefixChanges
-from xpyd_sidecar.router.balance.candidates import Holdings
+from xpyd_sidecar.router.balance.candidates import PrefixCacheIndex
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -13,7 +13,7 @@ from xpyd_sidecar.router.fleet.roster import Roster
 class ToldPrefixes:
     """Takes messages about caches for what a router believes that instances hold."""
 
-    def __init__(self, roster: Roster, holdings: Holdings) -> None:
+    def __init__(self, roster: Roster, holdings: PrefixCacheIndex) -> None:
         self._roster, self._holdings = roster, holdings
 
     def take(self, changes: PrefixChanges) -> None:

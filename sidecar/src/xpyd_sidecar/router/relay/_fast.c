@@ -1,7 +1,7 @@
 /* What a router does for every token, compiled: find whole events in what an engine sent, and pass them on.
  *
  *     event loop ──bytes──▶ UpstreamReceiver ── all of it is events that the stream knows ──▶ Outlet ──▶ the client
- *                                └─ anything else ──▶ UpstreamReceiver.received, in Python
+ *                                └─ anything else ──▶ UpstreamReceiver.on_bytes, in Python
  *
  * Belongs here: shortcuts alone. A leg takes a read whole, or leaves no trace and lets Python do all of it, which may ask
  * for the simple events at its beginning; so what the router does is written in Python (events, upstream), and `plain` has
@@ -51,7 +51,7 @@ typedef struct {
 } UpstreamReceiver;
 
 static PyTypeObject *outlet_type, *scanner_type, *leg_type;
-static PyObject *name_write, *name_received;
+static PyObject *name_write, *name_on_bytes;
 static Bytes out, lines; /* used within one call, under the interpreter's lock */
 
 /* ---- Outlet */
@@ -398,7 +398,7 @@ static int scanner_clear(Scanner *self)
 
 /* ---- UpstreamReceiver */
 
-/* Relay a read of a leg. 1: done; 0: nothing was, it is a matter of its `received`; -1: error. */
+/* Relay a read of a leg. 1: done; 0: nothing was, it is a matter of its `on_bytes`; -1: error. */
 static int leg_relays(UpstreamReceiver *self, const char *data, Py_ssize_t size)
 {
     const char *sent;
@@ -428,7 +428,7 @@ static PyObject *leg_data_received(UpstreamReceiver *self, PyObject *data)
         return NULL;
     if (done)
         Py_RETURN_NONE;
-    return PyObject_CallMethodObjArgs((PyObject *)self, name_received, data, NULL);
+    return PyObject_CallMethodObjArgs((PyObject *)self, name_on_bytes, data, NULL);
 }
 
 static PyObject *leg_relay(UpstreamReceiver *self, PyObject *args)
@@ -543,9 +543,9 @@ static PyType_Spec scanner_spec = {"xpyd_sidecar.router.relay._fast.Scanner", si
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, scanner_slots};
 
 static PyMethodDef leg_methods[] = {
-    {"data_received", (PyCFunction)leg_data_received, METH_O, "data_received(data): relayed at once, or a matter of `received`."},
+    {"data_received", (PyCFunction)leg_data_received, METH_O, "data_received(data): relayed at once, or a matter of `on_bytes`."},
     {"relay", (PyCFunction)leg_relay, METH_VARARGS, "relay(stream, outlet): events go there from now on."},
-    {"relay_no_more", (PyCFunction)leg_relay_no_more, METH_NOARGS, "Everything is a matter of `received` again."},
+    {"relay_no_more", (PyCFunction)leg_relay_no_more, METH_NOARGS, "Everything is a matter of `on_bytes` again."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef leg_members[] = {
@@ -576,8 +576,8 @@ PyMODINIT_FUNC PyInit__fast(void)
     scanner_type = (PyTypeObject *)PyType_FromSpec(&scanner_spec);
     leg_type = (PyTypeObject *)PyType_FromSpec(&leg_spec);
     name_write = PyUnicode_InternFromString("write");
-    name_received = PyUnicode_InternFromString("received");
-    if (outlet_type == NULL || scanner_type == NULL || leg_type == NULL || name_write == NULL || name_received == NULL
+    name_on_bytes = PyUnicode_InternFromString("on_bytes");
+    if (outlet_type == NULL || scanner_type == NULL || leg_type == NULL || name_write == NULL || name_on_bytes == NULL
             || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0
             || PyModule_AddObjectRef(made, "Outlet", (PyObject *)outlet_type) < 0
             || PyModule_AddObjectRef(made, "Scanner", (PyObject *)scanner_type) < 0

@@ -97,9 +97,9 @@ class UpstreamReceiver:
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        self.received(data)
+        self.on_bytes(data)
 
-    def received(self, data: bytes) -> None:
+    def on_bytes(self, data: bytes) -> None:
         """All that no shortcut is for."""
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class UpstreamReceiver:
         """Simple events of the stream go to the outlet from now on."""
 
     def relay_no_more(self) -> None:
-        """Everything is a matter of ``received`` again."""
+        """Everything is a matter of ``on_bytes`` again."""
 
 
 Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int, int]

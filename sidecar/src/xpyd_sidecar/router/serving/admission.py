@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.tenants import Tenant
-from xpyd_sidecar.router.api.bodies import PassedBody, passed
+from xpyd_sidecar.router.api.bodies import PassedBody, passed_body
 from xpyd_sidecar.router.api.faults import FailureKind, HttpFault, came_back, unavailable, unknown_model
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
@@ -231,7 +231,7 @@ def _passed(route: Route, request: HttpRequest, band: PriorityBand, salt: CacheS
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
-        asked = passed(route.path, request.body, band, salt, anew=anew)
+        asked = passed_body(route.path, request.body, band, salt, anew=anew)
     return Passthrough(route, request, asked)
 
 
@@ -258,12 +258,12 @@ def _begin(one: AcceptedRequest, *, waited: bool = False) -> RequestHandler:
     """Serve a request. ``waited``: see ``serve``."""
     context, asks, fields, headers = one.context, one.asks, one.asks.fields, one.request.headers
     if not asks.api:
-        return serve(one, picks=context.picker.asked(PromptPrefix(b""), name=asks.model or ""), waited=waited)
+        return serve(one, picks=context.picker.selection(PromptPrefix(b""), name=asks.model or ""), waited=waited)
     whose = one.key.encode("latin-1") + bytes(fields.get("model", b""))
     prefix = prefix_of(cast("Api", asks.api), fields, whose, headers.get(SESSION, b""), context.cut_seed)
     if context.picker.holdings is not None:
         asks.cuts = prefix.cuts
-    picks = context.picker.asked(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
+    picks = context.picker.selection(prefix, asks.tokens.prompt, context.loop.time(), asks.model or "")
     if not asks.skips and context.config.skip_prefill_rest and picks.cached():
         asks.skips = CACHED
     pull = None if asks.decode_only or asks.pulled else context.pulls.plan(asks.generates, picks)

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.router.api.bodies import GenerationRequest, RequestHash, hash_of
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.labels import Labels, labels_of
-from xpyd_sidecar.router.api.spending import ExpectedTokens, spent
+from xpyd_sidecar.router.api.spending import ExpectedTokens, taken_tokens
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet import first_bytes
 from xpyd_sidecar.router.fleet.member import EngineTarget, Pair
@@ -256,7 +256,7 @@ class OpenAttempts(dict[int, OpenAttempt]):
         self._record.legs.append(record)
         tokens = self._record.prompt_size if send.role is Role.PREFILL or send.params is None else 0
         picks = self.picks
-        uncached = picks.uncached(target.instance) if tokens and picks is not None else tokens
+        uncached = picks.uncached_tokens(target.instance) if tokens and picks is not None else tokens
         if picks is not None and picks.stays:
             context.observer.metrics.count_skipped_rest(uncached)
         self[send.leg] = OpenAttempt(send, call, record, tokens, uncached, tokens - uncached,
@@ -318,7 +318,8 @@ class OpenAttempts(dict[int, OpenAttempt]):
     def on_over(self, connection: ReplyConnection) -> None:
         """The request is over. ``connection``: of its client."""
         record, asks, context = self._record, self._asks, self._context
-        used = spent(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok", sent=bool(record.legs))
+        used = taken_tokens(asks.tokens, record.prompt_tokens, record.tokens, whole=record.outcome == "ok",
+                            sent=bool(record.legs))
         context.line.on_over(self._key, asks.weighed_tokens(asks.tokens.total), asks.weighed_tokens(used))
         if asks.tenancy is not None and record.outcome != HELD:
             asks.tenancy.end(context.loop.time(), record)

@@ -165,8 +165,8 @@ class _Audit(Sink):
         self._fields, self._shown = bodies.one_token(request), audited.SHOWN[request.api]
         self._transfer = TransferId(secrets.token_hex(16))
         self._calls: dict[int, UpstreamCall] = {}
-        self._alone: audited.Odds | None = None
-        self._handed: audited.Odds | None = None
+        self._alone: audited.TokenProbabilities | None = None
+        self._handed: audited.TokenProbabilities | None = None
         self._warming = False
 
     def begin(self) -> None:

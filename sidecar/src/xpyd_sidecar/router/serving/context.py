@@ -105,7 +105,7 @@ class RequestContext:
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = RouterObserver(self.roster, self.loop, access_log=router.access_log)
-        self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
+        self.observer.metrics.retries_left = lambda: self.budget.remaining_retries(self.loop.time())
         self.observer.metrics.poison = self.poison.counts
         self.observer.metrics.labels = self.poison.labels
         self.observer.metrics.queued = lambda: len(self.line) + len(self.hold)
@@ -149,7 +149,7 @@ class RequestContext:
 
     def has_room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
-        return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
+        return len(self.servings) < self.config.max_in_flight and self.picker.has_room(alone=alone)
 
     def on_message(self, message: Up) -> int | None:
         """A heartbeat or a goodbye: as ``FleetWatch``'s, and what it says of other routers' tenants."""
@@ -242,7 +242,7 @@ class RequestContext:
         """Called every second. ``awake``: when this process last came back from standing still."""
         now, self._awake = self.loop.time(), awake
         self.watch.tick()
-        self.rooms.look(now, self.roster.members())
+        self.rooms.adjust(now, self.roster.members())
         self.line.schedule()
         self.hold.sweep(now)
         self.pool.sweep()

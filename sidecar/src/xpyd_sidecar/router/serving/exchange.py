@@ -181,7 +181,7 @@ class Exchange:
                        now: float) -> list[mv.Instruction]:
         self._decode.open = None
         self._decode.bad |= {leg.target.instance}
-        why = reason.of(f"decode instance {leg.target.instance}")
+        why = reason.with_name(f"decode instance {leg.target.instance}")
         if self._begun:
             self._spoken = False
             tail = self._stream.tail() if self._stream is not None else None
@@ -257,7 +257,7 @@ class Exchange:
                 self._prefill.open = None
                 return self._fail("unavailable", unavailable(reason.said))
             case mv.AttemptFailed(kind=kind, reason=reason):
-                why = reason.of(f"prefill instance {leg.target.instance}")
+                why = reason.with_name(f"prefill instance {leg.target.instance}")
                 return self._prefill_failed(leg, why, now, gone=kind.gone)
         return []
 

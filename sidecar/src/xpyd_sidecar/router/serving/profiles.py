@@ -113,7 +113,7 @@ class Profiles:
         if profile is not None:
             profile.known = True
             return bodies.GenerationRequest(api, fields, profile.model, profile.stream, profile.skips), profile
-        request = bodies.checked(api, fields)
+        request = bodies.read_fields(api, fields)
         profile = RequestProfile(request, goes_on=self._goes_on, speaks=self._speaks, terms=self._judged)
         if key is not None:
             if len(self._known) >= MAX_PROFILES:

@@ -171,11 +171,11 @@ class AdmissionQueue:
 
     def on_begun(self, key: str, tokens: int, *, waited: bool) -> None:
         """A request of this key is served from now on; ``waited``: it was its turn here."""
-        self._queue.begun(key, tokens, waited=waited)
+        self._queue.on_begun(key, tokens, waited=waited)
 
     def on_over(self, key: str, tokens: int, used: int) -> None:
         """A request of this key has ended: it counted for ``tokens``, and took ``used``."""
-        self._queue.over(key, tokens, used)
+        self._queue.on_ended(key, tokens, used)
 
     def schedule(self) -> None:
         """There may be room now: those who are next begin, as soon as the event in hand is dealt with."""
@@ -235,7 +235,7 @@ class AdmissionQueue:
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for ticket in self._queue.expired(now):
+        for ticket in self._queue.take_expired(now):
             request = self._out(ticket.number)
             request.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)

@@ -34,7 +34,7 @@ from xpyd_sidecar.router.api.failover_modes import (
     way_if_greedy,
     way_of,
 )
-from xpyd_sidecar.router.api.fields import is_null, is_true, whole
+from xpyd_sidecar.router.api.fields import integer_of, is_null, is_true
 from xpyd_sidecar.router.stream.position import Channel, Have, Position
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -161,7 +161,7 @@ def speaks_first(request: GenerationRequest, position: Position | None) -> bool:
     fields = request.fields
     if _given(fields.get("stop")) or is_true(_options(request).continuous_usage_stats):
         return False
-    return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
+    return all(integer_of(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
 
 def may_go_on(request: GenerationRequest, position: Position, begun: SamplingTerms, now: SamplingTerms) -> bool:
@@ -229,7 +229,7 @@ def _limit(request: GenerationRequest, told: EngineDefaults) -> int | None:
     given = next((request.fields[name] for name in names if _given(request.fields.get(name))), None)
     default = told.default("max_tokens")
     if given is not None:
-        limit = whole(given)
+        limit = integer_of(given)
     elif request.api == "completions" and "max_tokens" not in request.fields:
         limit = COMPLETIONS_MAX_TOKENS
     else:
@@ -291,7 +291,7 @@ def _options(request: GenerationRequest) -> _Options:
 
 
 def _less(raw: Raw, keep: int, least: int) -> Raw:
-    number = whole(raw)
+    number = integer_of(raw)
     return raw if number is None else Raw(b"%d" % max(least, number - keep))
 
 

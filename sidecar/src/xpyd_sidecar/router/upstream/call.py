@@ -222,7 +222,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
             self.paused = not on
             (self._transport.resume_reading if on else self._transport.pause_reading)()
 
-    def received(self, data: bytes) -> None:
+    def on_bytes(self, data: bytes) -> None:
         """Bytes that no shortcut took."""
         call = self._call
         if call is None:
