@@ -124,6 +124,10 @@ CAMPAIGNS: Final = (
     campaign("turns", 30, "300 conversations whose KV is moved from decode to prefill while engines stand still, are killed and "
              "clients leave", ("lab/campaigns/turns.py",), usual=(("--count", "300", "--write"),), short="a kill in a pull",
              result="campaign_turns.json"),
+    campaign("gateways", 12, "10,000 streams through nginx and through HAProxy while engines of decode are killed every ten "
+             "seconds; how much later the first chunk comes; two services with weights",
+             ("lab/campaigns/gateways.py", "--built", "{gateways}"), usual=(("--write",),), extras=("gateways",),
+             env=SUPPORT, short="a hundred streams", result="campaign_gateways.json"),
     campaign("modes", 4, "put_async, put, get, and decode's buffer, on three real engines", file="test_modes.py",
              short="between connectors without engines"),
     campaign("failures", 5, "rows of [the failure table](../protocols/kv.md#failures): real engines that are stopped, killed, "

@@ -96,6 +96,9 @@ KUEUE = (Goal("groups/rounds", ">=", 5), Goal("groups/longest_half_s", "<=", 2.0
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
+TURNS = (*zero("wrong", "failed"), Goal("conversations", ">=", 300), Goal("pulls/*", "shown"))
+GATEWAYS = (*zero("streams/*/failed", "streams/*/wrong", "weights/*/failed"), Goal("streams/*/streams", ">=", 10_000),
+            Goal("first/*/later_us", "<=", 2000), Goal("weights/*/off_percent", "<=", 1.0))
 
 GOALS: Final = {
     "buddy": BUDDY, "pairs": PAIRS, "http": HTTP, "queue": QUEUE, "arm64": ARM64, "files": FILES, "long": LONG,
@@ -103,6 +106,7 @@ GOALS: Final = {
     "upgrade": UPGRADE, "fleet": FLEET, "stores": STORES, "speculation": DRAFTS, "sampled": SAMPLED, "unequal": UNEQUAL,
     "models": MODELS, "scenarios": SCENARIOS, "scenarios-models": OF_MODELS, "mixed": MIXED, "router": ROUTER,
     "groups": GROUP_FAULTS, "dp": DP, "scale": SCALE, "away": AWAY,
+    "turns": TURNS, "gateways": GATEWAYS,
 }
 ROWS: Final = tuple(Row(each.name, each.minutes, 4 * each.minutes + 10, each.result and f"bench/results/{each.result}",
                         GOALS.get(each.name.removeprefix("campaign-"), ()), each.root) for each in CAMPAIGNS)
