@@ -280,6 +280,8 @@ OF_GATEWAYS: set[Right] = {("gateway.networking.k8s.io", "gateways", "get")} | {
     for group, resource in (("gateway", "httproutes"), ("gateway", "backendtlspolicies"), ("inference", "inferencepools"))
     for verb in ("get", "list", "create", "patch", "delete")}
 """Where the API server serves none of it, nothing of it is asked for."""
+OF_PREFETCH: set[Right] = {(group, resource, verb) for group, resource in (("apps", "daemonsets"), ("batch", "jobs"))
+                           for verb in ("get", "create", "patch", "delete")}
 
 
 def held() -> set[Right]:
@@ -345,7 +347,7 @@ async def test_it_uses_each_of_its_rights_and_needs_no_other(installed: LightClu
     assert await operator.stop() == 0
     rights, forbidden = used(installed, since)
     assert not forbidden
-    expected = held() - OF_GROUPS - OF_GATEWAYS
+    expected = held() - OF_GROUPS - OF_GATEWAYS - OF_PREFETCH
     assert rights == expected, f"unused: {sorted(expected - rights)}, beyond: {sorted(rights - held())}"
     assert held() >= OF_GATEWAYS
 
@@ -384,6 +386,24 @@ async def test_instances_of_several_pods_need_some_more(installed: LightCluster,
     assert not forbidden
     group = "scheduling.x-k8s.io"
     assert rights & OF_GROUPS == {each for each in OF_GROUPS if each[1] != "podgroups" or each[0] == group}
+
+
+async def test_what_fetches_ahead_needs_some_more(installed: LightCluster, operators: Operators) -> None:
+    since = len(requests(installed, USER))
+    operator = operators.make("--no-leader-election")
+    await operator.start()
+    async with make_team(installed, "ahead", operator) as team:
+        zero = {role: {"scaling": {"min": 0, "max": 1}} for role in ("prefill", "decode")}
+        zero["router"] = {"placement": "deployment", "replicas": 1, "hold": "10m"}
+        model = {"source": "org/tiny", "cache": {"claim": "hub"}, "prefetch": True}
+        await team.apply(team.document(model=model, **zero))
+        await team.wait(lambda: team.of("DaemonSet") and team.of("Job"), "both are made")
+        await team.apply(team.document(model=model | {"prefetch": False}, **zero))
+        await team.wait(lambda: not team.of("DaemonSet") and not team.of("Job"), "and taken away")
+    assert await operator.stop() == 0
+    rights, forbidden = used(installed, since)
+    assert not forbidden
+    assert rights & OF_PREFETCH == OF_PREFETCH
 
 
 async def test_a_route_to_routers_needs_some_more(installed: LightCluster, operators: Operators) -> None:

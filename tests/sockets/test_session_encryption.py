@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(bool(cipher.lack()), reason="there is no libcryp
 IDS = (9, 3, 4, 5, 30, 31)
 HEAD = 16 << 10
 """Bytes of one block and head, so that a session moves 1 MiB."""
+SECRET = key(0x5EED_7A3C_91D0_4E68_B2F5_0C17_8A9E_D346)
+"""Its name is not among bytes that are drawn, nor among zeros."""
 
 
 def only_prefills_bytes_or_none(d: DecodeRank, transfer: Key) -> None:
@@ -37,16 +39,16 @@ def only_prefills_bytes_or_none(d: DecodeRank, transfer: Key) -> None:
 def test_who_reads_all_that_passes_finds_no_block_and_no_name_of_a_transfer(*, encrypts: bool) -> None:
     with PrefillRank(transport="tcp", store_bytes=4 << 20, head_bytes=HEAD, encrypts=encrypts) as p, \
             DecodeRank(transport="tcp", head_bytes=HEAD, encrypts=encrypts) as d, Middleman(p.place[0]) as man:
-        d.want(key(7), Behind(p, port=man.port), IDS)
-        p.compute(key(7), 0, 6)
-        d.whole(key(7), 0, IDS)
+        d.want(SECRET, Behind(p, port=man.port), IDS)
+        p.compute(SECRET, 0, 6)
+        d.whole(SECRET, 0, IDS)
         assert d.links == {"tcp"}
         seen = bytes(man.seen["prefill"])
-        samples = [content(key(7), region, block, HEAD).tobytes()[at:at + 32]
+        samples = [content(SECRET, region, block, HEAD).tobytes()[at:at + 32]
                    for region in range(LAYERS) for block in range(6) for at in range(0, HEADS * HEAD, 4096)]
         assert len(seen) > LAYERS * 6 * HEADS * HEAD
         assert any(sample in seen for sample in samples) is not encrypts
-        assert (bytes.fromhex(key(7).transfer) in bytes(man.seen["decode"])) is not encrypts
+        assert (bytes.fromhex(SECRET.transfer) in bytes(man.seen["decode"])) is not encrypts
 
 
 class Once:
