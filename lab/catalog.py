@@ -124,6 +124,9 @@ CAMPAIGNS: Final = (
     campaign("turns", 30, "300 conversations whose KV is moved from decode to prefill while engines stand still, are killed and "
              "clients leave", ("lab/campaigns/turns.py",), usual=(("--count", "300", "--write"),), short="a kill in a pull",
              result="campaign_turns.json"),
+    campaign("zero", 60, "200 times from no instances to 1P1D and back on a real operator, real routers and a real API server: "
+             "what is lost, how long a wake takes, how many it starts", ("lab/campaigns/zero.py",), usual=(("--write",),),
+             root=True, profile="light", env=SUPPORT, short="each step by itself", result="campaign_zero.json"),
     campaign("gateways", 12, "10,000 streams through nginx and through HAProxy while engines of decode are killed every ten "
              "seconds; how much later the first chunk comes; two services with weights",
              ("lab/campaigns/gateways.py", "--built", "{gateways}"), usual=(("--write",),), extras=("gateways",),

@@ -210,7 +210,8 @@ class ModelEngine:
         core = self._core
         if core is None:
             raise ConnectionError("it has died")
-        leg = legs.decode(asked.kv_transfer_params) if asked.kv_transfer_params else None
+        params = asked.kv_transfer_params
+        leg = legs.decode(params) if params and "role" in params else None  # what decode computes alone names its prefixes
         if self.role is Role.PREFILL and leg is not None:
             await self._prefill(core, leg, asked, request, writer)
         else:
