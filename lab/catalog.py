@@ -155,6 +155,9 @@ CAMPAIGNS: Final = (
              "scale, edit, break, a core that is stopped, an upgrade of the operator, delete, an instance of two pods",
              file="cluster/walk.py", timeout=3600, root=True, profile="full", short="each step by itself",
              result="campaign_walk.json"),
+    campaign("zero-cluster", 40, "five times from no instances to 1P1D and back on a whole cluster with real engines, with images "
+             "[fetched ahead](../planner.md#a-first-answer-soon)", file="cluster/zero.py", timeout=5400, root=True,
+             profile="full", short="with scripted pods", result="campaign_zero_cluster.json"),
     campaign("groups-cluster", 40, "an [instance of two pods](../groups.md) on a whole cluster, real engines: TP2 over two pods "
              "prefills for TP1; strangers at its pods; a killed engine, an evicted pod, a drained node with two groups, a lost "
              "kubelet, under traffic", file="cluster/groups.py", timeout=3600, root=True, profile="full",
