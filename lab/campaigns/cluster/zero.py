@@ -1,8 +1,8 @@
 """``campaign-zero-cluster``: a service of real engines goes to no instances and comes back, five times, on a whole cluster.
 
-Each round begins with none. Twenty clients in a pod ask at once, and wait until one instance of each role has started; all
-get the answer that was given before. Nobody asks then, and both go. What is fetched ahead (``model.prefetch``) is on the node
-before the first round. Seconds of each round go to bench/results/campaign_zero_cluster.json.
+Each round begins with none. Twenty clients in a pod ask at once, and wait until one instance of each role has started;
+all get the answer that was given before. Nobody asks then, and both go. What is fetched ahead (``model.prefetch``) is on
+the node before the first round. Seconds of each round go to bench/results/campaign_zero_cluster.json.
 """
 
 from __future__ import annotations
