@@ -124,6 +124,9 @@ CAMPAIGNS: Final = (
     campaign("turns", 30, "300 conversations whose KV is moved from decode to prefill while engines stand still, are killed and "
              "clients leave", ("lab/campaigns/turns.py",), usual=(("--count", "300", "--write"),), short="a kill in a pull",
              result="campaign_turns.json"),
+    campaign("tenants", 65, "fifty tenants of four routers for an hour: whether each gets its tokens, and whether a flood by one "
+             "moves another's first token", ("lab/campaigns/tenants.py",), usual=(("--write",),), env=SUPPORT,
+             short="each rule by itself", result="campaign_tenants.json"),
     campaign("zero", 60, "200 times from no instances to 1P1D and back on a real operator, real routers and a real API server: "
              "what is lost, how long a wake takes, how many it starts", ("lab/campaigns/zero.py",), usual=(("--write",),),
              root=True, profile="light", env=SUPPORT, short="each step by itself", result="campaign_zero.json"),

@@ -102,6 +102,8 @@ GATEWAYS = (*zero("streams/*/failed", "streams/*/wrong", "weights/*/failed"), Go
 ZERO = (*zero("lost"), Goal("rounds", ">=", 200), Goal("wake_s_max", "<=", 1.5), Goal("started_by_a_wake/1P1D", ">=", 200),
         Goal("wake_s_median", "shown"))
 ZERO_CLUSTER = (Goal("*/answered", "shown"), Goal("*/gone", "shown"))
+TENANTS = (*zero("failed", "keys_in_the_document"), Goal("tenants", ">=", 50), Goal("routers", ">=", 4),
+           Goal("minutes", ">=", 60), Goal("worst_off_percent", "<=", 1.0), Goal("moved_percent", "<=", 5.0))
 
 GOALS: Final = {
     "buddy": BUDDY, "pairs": PAIRS, "http": HTTP, "queue": QUEUE, "arm64": ARM64, "files": FILES, "long": LONG,
@@ -109,7 +111,7 @@ GOALS: Final = {
     "upgrade": UPGRADE, "fleet": FLEET, "stores": STORES, "speculation": DRAFTS, "sampled": SAMPLED, "unequal": UNEQUAL,
     "models": MODELS, "scenarios": SCENARIOS, "scenarios-models": OF_MODELS, "mixed": MIXED, "router": ROUTER,
     "groups": GROUP_FAULTS, "dp": DP, "scale": SCALE, "away": AWAY,
-    "turns": TURNS, "gateways": GATEWAYS, "zero": ZERO, "zero-cluster": ZERO_CLUSTER,
+    "turns": TURNS, "gateways": GATEWAYS, "zero": ZERO, "tenants": TENANTS, "zero-cluster": ZERO_CLUSTER,
 }
 ROWS: Final = tuple(Row(each.name, each.minutes, 4 * each.minutes + 10, each.result and f"bench/results/{each.result}",
                         GOALS.get(each.name.removeprefix("campaign-"), ()), each.root) for each in CAMPAIGNS)

@@ -1,7 +1,8 @@
 """An HTTP engine whose times are those of the simulation (``core``), and an agent that tells routers of it as real ones do.
 
     router ──/v1/completions──▶ engine: prefill's leg ─▶ handed (transfer) ─▶ decode's leg ─▶ tokens
-    router ◀──beats (CURVE)──── its agent: role, state, load, what it has of prompts, what it took in
+    router ◀──beats (CURVE)──── its agent: role, state, load, what it has of prompts, what it took in; what other routers
+                                 say of their tenants
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from xpyd_operator.simulation.instance import DECODE, PREFILL
 from xpyd_sidecar import curve
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.core_steps import PromptWork
+from xpyd_sidecar.contract.demand import RouterDemand, newest_demands
 from xpyd_sidecar.contract.ids import AgentId, HostPort, Incarnation, Role, ServiceName, State
 from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import Ack, Load
 
 BEAT_S = 0.5
 BACKLOG = 2048
@@ -71,6 +73,8 @@ class ModelEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sockets: dict[HostPort, zmq.Socket[bytes]] = {}
         self._agent = AgentId(f"{next(_agents):020d}")
+        self._demands: dict[str, RouterDemand] = {}
+        """By router."""
         self._seq = 0
         self._lives = 0
         self._told = Incarnation("")
@@ -127,7 +131,7 @@ class ModelEngine:
         self._send(beat(
             self.name, self.role, f"{self.host}:{self.port}", service=self._service, seq=self._seq, state=state,
             agent=self._agent, model=self._served, interval_s=BEAT_S, control=(HostPort(f"{self.host}:7000"),),
-            incarnation=self._told, max_model_len=1 << 20,
+            incarnation=self._told, max_model_len=1 << 20, demands=newest_demands(tuple(self._demands.values())),
             load=self._load(), drained=draining and not self.requests))
 
     def farewell(self) -> None:
@@ -142,9 +146,15 @@ class ModelEngine:
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.Again):
                 while True:
-                    socket.recv(zmq.NOBLOCK)
+                    self._hear(socket.recv(zmq.NOBLOCK))
             with contextlib.suppress(zmq.Again):  # a router that does not answer is told again with the next beat
                 socket.send(raw, zmq.NOBLOCK)
+
+    def _hear(self, raw: bytes) -> None:
+        """What a router says of its tenants goes to all routers with the next beat."""
+        said = msgspec.msgpack.decode(raw, type=Ack).demand
+        if said is not None:
+            self._demands[said.router] = said
 
     def _load(self) -> Load:
         core = self._core
