@@ -47,8 +47,8 @@ class PrefixRecorder:
             self._thread.join(2 * EVERY_S)
 
     def record(self) -> None:
-        """Look at the cache once, and write what has changed. What cannot be written is written at the next look; until
-        then nothing stands there, since what was written before may be there no longer.
+        """Look at the cache once, and write what has changed. What cannot be written is written at the next look; what was
+        written before may be in the cache no longer, and is withdrawn.
         """
         now = self._ledger.compare(self._cached())
         if now == self._told:
@@ -56,10 +56,8 @@ class PrefixRecorder:
         try:
             held_prefixes.write(self._run_dir, self._dp_rank, self._incarnation, now)
         except OSError as error:
-            if str(error) != self._complaint:
-                logger.warning("xpyd: the prefixes in the cache cannot be written: %s", error)
-            self._complaint = str(error)
-            self._unwrite()
+            self._complain(f"cannot be written: {error}")
+            self._withdraw()
             return
         self._told = now
 
@@ -67,14 +65,25 @@ class PrefixRecorder:
         while not self._stop.wait(EVERY_S):
             try:
                 self.record()
-            except Exception:
-                logger.exception("xpyd: routers are told no more which prefixes this engine's cache has")
-                self._unwrite()
-                return
+            except Exception as error:  # noqa: BLE001 (said once, and what was told is withdrawn)
+                self._complain(f"cannot be told: {error!r}", trace=True)
+                self._withdraw()
 
-    def _unwrite(self) -> None:
+    def _complain(self, words: str, *, trace: bool = False) -> None:
+        """Once for the same words."""
+        if words != self._complaint:
+            logger.warning("xpyd: the prefixes in the cache %s", words, exc_info=trace)
+        self._complaint = words
+
+    def _withdraw(self) -> None:
+        """Say that none is held, so that routers believe no longer what they were told; where that cannot be written
+        either, nothing stands there.
+        """
         self._told = None
         try:
-            held_prefixes.path_of(self._run_dir, self._dp_rank).unlink(missing_ok=True)
-        except OSError as error:
-            logger.debug("xpyd: nor can they be removed: %s", error)
+            held_prefixes.write(self._run_dir, self._dp_rank, self._incarnation, HeldPrefixes())
+        except OSError:
+            try:
+                held_prefixes.path_of(self._run_dir, self._dp_rank).unlink(missing_ok=True)
+            except OSError as error:
+                logger.debug("xpyd: nor can they be removed: %s", error)
