@@ -77,7 +77,7 @@ def test_bounds_are_exact_and_what_a_string_holds_does_not_count(body: bytes, fo
 
 @pytest.mark.parametrize("long", [0, 24, hidden.LONG])
 def test_of_json_exactly_what_is_within_bounds_is_within(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of it is judged by its bones alone."""
+    """However much of it is judged by its outline alone."""
     monkeypatch.setattr(hidden, "LONG", long)
     rng = random.Random(7)
 

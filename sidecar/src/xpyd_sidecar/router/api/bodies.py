@@ -84,7 +84,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 def parse(api: Api, body: bytes) -> GenerationRequest:
-    """Split a body into its fields. Raises HttpFault, as ``split`` and ``checked``."""
+    """Split a body into its fields. Raises HttpFault, as ``split`` and ``read_fields``."""
     return read_fields(api, split(body))
 
 

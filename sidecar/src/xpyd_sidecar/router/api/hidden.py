@@ -131,7 +131,7 @@ _BY_ROOM = [re.compile(rb'[^"\[\]{}]*+(?:(?:%b)[^"\[\]{}]*+)*+' % over, re.DOTAL
 
 
 LONG = 64 << 10
-"""A body of more bytes is judged by its bones."""
+"""A body of more bytes is judged by its outline."""
 _FLESH = bytes(set(range(256)) - set(b'"{}[],:'))
 _NO_ESCAPE = bytes(set(_FLESH) - set(b"\\/bfnrtu"))
 COUNTED = 4 << 10
@@ -190,7 +190,7 @@ def outline_fault(body: bytes, names: int = MAX_NAMES, depth: int = MAX_DEPTH) -
     begin = _OBJECT.match(body)
     if begin is None:
         return None
-    if len(body) > LONG:  # its beginning may say enough, before as much again is taken for its bones
+    if len(body) > LONG:  # its beginning may say enough, before as much again is taken for its outline
         return outline_fault(body[:LONG], names, depth) or _judge(outline_of(body), 1, names, depth)
     return _judge(body, begin.end(), names, depth)
 

@@ -23,7 +23,7 @@
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
-#define REVISION 7 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 8 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-REVISION = 7
+REVISION = 8
 """Of what both have in common; grows with every change of ``_fast.c``."""
 ANSWER_REVISION = 6
 """The same of ``_answer.c``."""
