@@ -20,7 +20,8 @@ from xpyd_sidecar.contract.ids import join_host_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD = ROOT / "e2e" / "inside" / "load.py"
 MODEL = ROOT / "examples" / "model" / "weights"
-CHILDREN = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,endpointslices,configmaps"
+CHILDREN = ("pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,daemonsets,jobs,"
+            "endpointslices,configmaps")
 """Kinds of what a service may leave in its namespace."""
 ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of engines. By default vLLM would pin those of all pods to the same core."""

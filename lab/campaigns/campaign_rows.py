@@ -98,6 +98,7 @@ DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model:
 FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
 TURNS = (*zero("wrong", "failed"), Goal("conversations", ">=", 300), Goal("pulls/*", "shown"))
 GATEWAYS = (*zero("streams/*/failed", "streams/*/wrong", "weights/*/failed"), Goal("streams/*/streams", ">=", 10_000),
+            Goal("streams/*/kills", ">=", 5), Goal("streams/*/streams_under_way_at_kills", ">=", 5),
             Goal("first/*/later_us", "<=", 2000), Goal("weights/*/off_percent", "<=", 1.0))
 ZERO = (*zero("lost"), Goal("rounds", ">=", 200), Goal("wake_s_max", "<=", 1.5), Goal("started_by_a_wake/1P1D", ">=", 200),
         Goal("wake_s_median", "shown"))

@@ -198,6 +198,8 @@ class Killed:
         finally:
             killer.cancel()
             await asyncio.gather(killer, return_exceptions=True)
+        if not killer.cancelled():
+            raise RuntimeError("engines were killed no more") from killer.exception()
         return {"streams": self.streams, "failed": self.failed, "wrong": self.wrong, "kills": self.kills,
                 "streams_under_way_at_kills": self.caught, "seconds": round(time.monotonic() - began, 1),
                 "examples": self.examples[:5]}
@@ -209,7 +211,13 @@ class Killed:
             # Means nothing without a beam search; but so no two requests are equal, of which one would be blamed for
             # what the other met.
             body = {"model": "tiny", **request.body, "length_penalty": 1 + self.streams / 1e6, "stream": True}
-            self._judge(request, await ask(self._port, request_bytes(PATHS[request.api], body)))
+            try:
+                answer = await ask(self._port, request_bytes(PATHS[request.api], body))
+            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                self.failed += 1
+                self.examples.append(f"{request.name}: {error!r}")
+            else:
+                self._judge(request, answer)
 
     def _judge(self, request: Request, answer: Answer) -> None:
         verdict = judge(request, answer.events, complete=answer.complete) if answer.status == 200 else None

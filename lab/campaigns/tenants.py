@@ -55,6 +55,8 @@ OTHER_HZ, FLOOD_HZ, FLOODER = 5.0, 100.0, 6_000
 ENGINE = EngineModel(prefill_start=0.01, prefill_rate=200_000, step_base=0.002, step_per_request=0.00001, max_requests=512,
                      kv_tokens=4_000_000, handover=0.005, kv_bytes=147_456, link=12.5e9, cold_start=1.0)
 READY_S, ANSWER_S = 60.0, 120.0
+BROKEN = (aiohttp.ClientError, TimeoutError, ValueError)
+"""What a request ends with that has no answer."""
 
 
 class Account:
@@ -220,25 +222,31 @@ class Load:
 
     async def _ask(self, session: aiohttp.ClientSession, one: Account) -> None:
         counts = self.counting
-        async with session.post(**self._request(one, stream=False)) as answer:
-            if answer.status == 200:
-                usage = (await answer.json())["usage"]
-                one.used += usage["total_tokens"] if counts else 0
-                one.answered += counts
-            else:
-                one.refused += counts and answer.status == 429
-                one.failed += answer.status != 429
+        try:
+            async with session.post(**self._request(one, stream=False)) as answer:
+                if answer.status == 200:
+                    usage = (await answer.json())["usage"]
+                    one.used += usage["total_tokens"] if counts else 0
+                    one.answered += counts
+                else:
+                    one.refused += counts and answer.status == 429
+                    one.failed += answer.status != 429
+        except BROKEN:
+            one.failed += 1
 
     async def _ask_first(self, session: aiohttp.ClientSession) -> None:
         counts, flooded, began = self.counting, self.flooded, time.perf_counter()
-        async with session.post(**self._request(self._other, stream=True)) as answer:
-            self._other.failed += answer.status != 200
-            async for line in answer.content:
-                if line.startswith(b"data: "):
-                    if counts and flooded == self.flooded:
-                        self.first_s[flooded].append(time.perf_counter() - began)
-                    break
-            await answer.read()
+        try:
+            async with session.post(**self._request(self._other, stream=True)) as answer:
+                self._other.failed += answer.status != 200
+                async for line in answer.content:
+                    if line.startswith(b"data: "):
+                        if counts and flooded == self.flooded:
+                            self.first_s[flooded].append(time.perf_counter() - began)
+                        break
+                await answer.read()
+        except BROKEN:
+            self._other.failed += 1
 
 
 async def flood(ports: list[int], key: str) -> None:
@@ -251,9 +259,12 @@ async def flood(ports: list[int], key: str) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     async def ask(session: aiohttp.ClientSession, port: int) -> None:
-        async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=head) as answer:
-            await answer.read()
-            statuses[answer.status] = statuses.get(answer.status, 0) + 1
+        status = 0
+        with contextlib.suppress(*BROKEN):
+            async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=head) as answer:
+                await answer.read()
+                status = answer.status
+        statuses[status] = statuses.get(status, 0) + 1
 
     async def send(session: aiohttp.ClientSession) -> None:
         while True:
@@ -321,8 +332,8 @@ def main() -> int:
     if args.write:
         RESULTS.write_text(text)
     print(text)
-    return int(bool(told["failed"] or told["keys_in_the_document"]) or told["worst_off_percent"] > 1
-               or told["moved_percent"] >= 5)
+    broken = told["failed"] or told["keys_in_the_document"] or told["flood"].get("0")
+    return int(bool(broken) or told["worst_off_percent"] > 1 or told["moved_percent"] >= 5)
 
 
 if __name__ == "__main__":
