@@ -115,7 +115,7 @@ async def test_weights_that_cannot_be_fetched_are_named_and_nothing_else_suffers
         done = await world.round()
         assert (said(world), done.failures) == (("False", "WeightsFailed"), ())
         name, = world.named("Job")
-        assert f"kubectl logs job/{name}" in world.condition("Prefetched")["message"]
+        assert f"kubectl logs -l job-name={name}" in world.condition("Prefetched")["message"]
         assert world.condition("Degraded")["status"] == "False"
         assert world.condition("Stalled") == {}
 
@@ -157,6 +157,34 @@ async def test_what_is_refused_is_said_and_tried_again_later_and_everything_else
         world.now += AGAIN_S + 1
         await world.round()
         assert said(world) == ("False", "Fetching")
+
+
+async def test_an_instance_gets_the_volume_whatever_else_is_refused() -> None:
+    async with begun() as world:
+        del world.api.objects["DaemonSet", "team-a", IMAGES]
+        world.api.show(world.cache)
+        world.api.fault = lambda verb, kind, name: (
+            ApiError(403, "Forbidden", "no") if kind == "DaemonSet" and verb == "apply" else None)
+        await world.round()
+        assert said(world) == ("False", "Refused")
+        assert len(world.named("Job")) == 1
+        world.write(**ZERO | {"decode": {"scaling": {"min": 1, "max": 1}}})
+        await world.round()
+        assert world.named("Job") == set()
+        await world.round()
+        assert len(world.named("Pod")) > 0
+
+
+async def test_a_name_that_is_needed_no_more_is_not_told() -> None:
+    async with aiohttp.ClientSession() as session:
+        world = MemoryWorld(session)
+        world.api.put("DaemonSet", {"metadata": {"name": IMAGES, "namespace": "team-a"}, "spec": {}})
+        world.write(**ZERO)
+        await world.round()
+        assert said(world) == ("False", "NameTaken")
+        world.write(**ZERO | {"model": MODEL | {"prefetch": False}})
+        await world.round()
+        assert said(world) == ("", "")
 
 
 async def test_what_is_somebody_elses_stays_so_and_is_named() -> None:

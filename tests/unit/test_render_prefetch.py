@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from kube_documents import service
 from pod_security import violations
@@ -14,11 +15,12 @@ from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.prefetch import prefetch_objects
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.ids import NAME_MAX, Role
 
 SETTINGS = KubeSettings(sidecar_image="sidecar:1")
 MODEL = {"source": "org/model", "revision": "v1", "cache": {"claim": "hub"}, "prefetch": True}
 GPUS = {"metadata": {}, "spec": {"nodeSelector": {"pool": "gpus"}, "tolerations": [{"key": "pool", "operator": "Exists"}]}}
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
 FAST = {"spec": {"nodeSelector": {"pool": "fast"}}}
 
 
@@ -54,6 +56,23 @@ def test_images_are_on_the_nodes_of_each_role_and_cost_them_next_to_nothing() ->
         assert list(violations(each)) == []
 
 
+def test_pods_that_keep_apart_from_each_other_are_not_kept_off_these_nodes() -> None:
+    """A required term of a pod that runs is held against every pod that comes."""
+    apart = [{"labelSelector": {"matchLabels": {"xpyd.dev/role": "decode"}}, "topologyKey": "kubernetes.io/hostname"}]
+    nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
+    among = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}
+    router = {"placement": "deployment", "template": {"spec": {"affinity": among}}}
+    found = made(decode={"template": {"spec": {"affinity": {**among, "nodeAffinity": nodes}}}}, router=router)
+    assert pod(found["DaemonSet", "qwen-decode"])["affinity"] == {"nodeAffinity": nodes}
+    assert "podAntiAffinity" not in pod(found["Job", "qwen-weights"]).get("affinity", {})
+
+
+def test_no_image_that_is_made_for_it_takes_the_devices_of_a_node() -> None:
+    for each in made(template=GPUS).values():
+        env = {one["name"]: one["value"] for one in pod(each)["containers"][0]["env"]}
+        assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
 def test_roles_on_the_same_nodes_have_one_daemon_set() -> None:
     assert set(made(template=GPUS)) == {("DaemonSet", "qwen-decode"), ("Job", "qwen-weights")}
     alone = made(prefill={"replicas": 0, "template": FAST}, decode={"template": GPUS})
@@ -85,7 +104,7 @@ def test_weights_are_fetched_where_routers_run_with_what_an_engine_has_of_the_hu
     found = made({"tokenSecret": token}, decode={"template": GPUS}, router=router,
                  engine={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128/$(X)"}], "startupTimeout": "2h"})
     job = found["Job", "qwen-weights"]
-    assert (job["spec"]["activeDeadlineSeconds"], pod(job)["restartPolicy"]) == (7200, "OnFailure")
+    assert (job["spec"]["activeDeadlineSeconds"], pod(job)["restartPolicy"]) == (7200, "Never")
     assert pod(job)["nodeSelector"] == {"pool": "fast"}, "no node with devices is started for it"
     main, = pod(job)["containers"]
     assert (main["command"][-1], main["args"]) == ("xpyd_sidecar.engine.model_download", ["org/model", "v1"])
@@ -95,6 +114,29 @@ def test_weights_are_fetched_where_routers_run_with_what_an_engine_has_of_the_hu
     assert env["HTTPS_PROXY"]["value"] == "http://proxy:3128/$$(X)", "as written"
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "hub"}} in pod(job)["volumes"]
     assert list(violations(pod(job))) == []
+
+
+def test_all_else_of_the_fetch_is_as_decode_has_it() -> None:
+    main = {"name": "main", "env": [{"name": "HF_ENDPOINT", "value": "https://mirror"}],
+            "volumeMounts": [{"name": "ca", "mountPath": "/etc/ssl/certs"}, {"name": "shm", "mountPath": "/dev/shm"}]}
+    theirs = {"imagePullSecrets": [{"name": "registry"}], "securityContext": {"fsGroup": 7}, "containers": [main],
+              "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}
+    router = {"placement": "deployment", "template": {"spec": {"imagePullSecrets": [{"name": "other"}]}}}
+    job = pod(made(decode={"template": {"spec": theirs}}, router=router)["Job", "qwen-weights"])
+    assert job["imagePullSecrets"] == [{"name": "registry"}], "it is the engine's image"
+    assert job["securityContext"]["fsGroup"] == 7, "engines can write what it has written"
+    fetch, = job["containers"]
+    assert {"name": "HF_ENDPOINT", "value": "https://mirror"} in fetch["env"]
+    mounts = {each["name"] for each in fetch["volumeMounts"]}
+    assert mounts <= {each["name"] for each in job["volumes"]}
+    assert mounts >= {"ca", "cache", "xpyd"}
+    assert "shm" not in mounts, "it has no such volume"
+
+
+def test_names_fit_into_a_label_of_kubernetes() -> None:
+    longest = msgspec.structs.replace(service(model=MODEL), metadata=msgspec.structs.replace(
+        service().metadata, name="q" * NAME_MAX))
+    assert max(len(each["metadata"]["name"]) for each in prefetch_objects(longest, SETTINGS)) <= 63
 
 
 def test_another_revision_is_another_job_since_none_can_be_changed() -> None:
@@ -116,7 +158,9 @@ def test_no_engine_is_replaced_for_it() -> None:
     ({"template": GPUS}, []),
     ({"prefill": {"template": GPUS}}, ["spec.model.prefetch"]),
     ({"decode": {"template": GPUS}, "prefill": {"replicas": 0}}, []),
-    ({"template": {"spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}}}}, []),
+    ({"template": {"spec": {"affinity": {"nodeAffinity": REQUIRED}}}}, []),
+    ({"template": {"spec": {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}}}},
+     ["spec.model.prefetch"]),
     ({"template": {"spec": {"affinity": None, "nodeSelector": None}}}, ["spec.model.prefetch"]),
     ({"template": GPUS, "model": MODEL | {"cache": {}}}, ["spec.model.cache.claim"]),
     ({"model": {"source": "org/model"}}, []),

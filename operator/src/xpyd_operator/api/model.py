@@ -44,7 +44,7 @@ class Model(Part, frozen=True):
     prefetch: bool = False
     """Images are pulled, and kept, on every node that an instance may run on, by a pod of a DaemonSet; and while there
     are no instances, weights are fetched from the hub onto `cache.claim`. Not used by `xpyd up`. Set it where instances
-    start seldom and must start soon, as with `scaling: {min: 0}`, and name the nodes in `template`.
+    start seldom and must start soon, as with `scaling: {min: 0}`, and name the nodes in the roles' templates.
     """
     token_secret: Annotated[SecretKeyRef, Meta(extra={"preserve": True})] | None = None
     """Hub token for gated models: `name` of a Secret in the namespace of the service, and `key` in it. Set it where the

@@ -141,7 +141,9 @@ def _names_nodes(role: RoleSpec) -> bool:
     given = (role.template or {}).get("spec")
     spec = given if isinstance(given, dict) else {}
     affinity = spec.get("affinity")
-    return bool(spec.get("nodeSelector")) or bool(isinstance(affinity, dict) and affinity.get("nodeAffinity"))
+    nodes = affinity.get("nodeAffinity") if isinstance(affinity, dict) else None
+    required = isinstance(nodes, dict) and bool(nodes.get("requiredDuringSchedulingIgnoredDuringExecution"))
+    return bool(spec.get("nodeSelector")) or required
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:

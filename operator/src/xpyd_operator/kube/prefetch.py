@@ -56,22 +56,23 @@ class ServicePrefetch:
             now: unix seconds.
         """
         if self._rendered[0] is not service:
+            self._rendered = (service, prefetch_objects(service, self._settings))
             self._refused, self._again = "", 0.0
-        elif self._refused and now < self._again:
-            return
-        try:
-            if self._rendered[0] is not service:
-                self._rendered = (service, prefetch_objects(service, self._settings))
-            made = [each for each in self._rendered[1] if each["kind"] != WEIGHTS or not wanted or self._done(each)]
-            names = {(each["kind"], each["metadata"]["name"]) for each in made}
-            gone = [(each.kind, each.name) for each in self._there() if (each.kind, each.name) not in names]
-            await self._children.reconcile_objects(service, made, gone, now, lacking=lambda _: "")
-        except XpydError as error:
-            if str(error) != self._refused:
-                logger.warning("what fetches ahead for %s/%s: %s", *self._at, error)
-            self._refused, self._again = str(error), now + AGAIN_S
-        else:
-            self._refused = ""
+        made = [each for each in self._rendered[1] if each["kind"] != WEIGHTS or not wanted or self._done(each)]
+        names = {(each["kind"], each["metadata"]["name"]) for each in made}
+        gone = [(each.kind, each.name) for each in self._there() if (each.kind, each.name) not in names]
+        refused = []
+        for objects, unwanted in (((), gone), (made, ())):  # whatever cannot be made, an instance gets its volume
+            if objects and self._refused and now < self._again:
+                return
+            try:
+                await self._children.reconcile_objects(service, objects, unwanted, now, lacking=lambda _: "")
+            except XpydError as error:
+                refused.append(str(error))
+        words = "; ".join(refused)
+        if words and words != self._refused:
+            logger.warning("what fetches ahead for %s/%s: %s", *self._at, words)
+        self._refused, self._again = words, now + AGAIN_S if words else 0.0
 
     def condition(self) -> Condition | None:
         """What became of it; None: the document asks for nothing, or the service is suspended, and nothing is left."""
@@ -80,7 +81,8 @@ class ServicePrefetch:
             return _said("False", "Refused", f"the API server does not take it: {self._refused}")
         if service is None or not rendered:
             return None
-        if taken := self._children.taken_names:
+        names = {f"{each['kind']} {each['metadata']['name']}" for each in rendered}
+        if taken := [each for each in self._children.taken_names if each in names]:
             return _said("False", "NameTaken", f"somebody else's, so rename or delete it: {', '.join(taken)}")
         found = [self._cache.get(each["kind"], self._at[0], each["metadata"]["name"]) for each in rendered]
         return verdict([each.body for each in found if each is not None], weights=fetches_weights(service))
@@ -108,7 +110,7 @@ def verdict(there: list[Body], *, weights: bool) -> Condition:
     if failed is not None:
         why = condition(failed.get("status") or {}, "Failed") or {}
         told = last_line(why.get("message")) or why.get("reason") or "no reason is given"
-        say = f"kubectl logs job/{failed['metadata']['name']}"
+        say = f"kubectl logs -l job-name={failed['metadata']['name']}"
         return _said("False", "WeightsFailed", f"weights cannot be fetched: {told} ({say}); {words[0]}")
     if any(not each[2] for each in nodes) or not daemons or ready < wanted or (jobs and not fetched):
         return _said("False", "Fetching", "; ".join(words))

@@ -1,7 +1,7 @@
 """What a service that is gone leaves behind, since it has no owner: deleted once nothing is left that needs it.
 
     pods or a Deployment of that name are left    all of it stays
-    nothing is left but what has no owner         it goes
+    nothing is left but what has no owner         it goes, and what fetches ahead (``prefetch``) at once
 
 Each is deleted as the very version that was seen, so that a service of the same name that takes it over at that moment
 keeps it.

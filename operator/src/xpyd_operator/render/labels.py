@@ -122,8 +122,10 @@ def images_name(service: str, role: Role) -> str:
 
 
 def weights_name(service: str, digest: str) -> str:
-    """Name of the Job that fetches weights; ``digest``: of its pod."""
-    return f"{service}-weights-{digest}"
+    """Name of the Job that fetches weights; ``digest``: of what it is made of. With the longest name of a service 62
+    characters: Kubernetes puts it into a label, which has 63.
+    """
+    return f"{service}-weights-{digest[:8]}"
 
 
 def owner_reference(service: DisaggService) -> dict[str, Any]:

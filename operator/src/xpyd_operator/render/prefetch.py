@@ -35,22 +35,25 @@ IMAGES: Final = "DaemonSet"
 WEIGHTS: Final = "Job"
 KINDS: Final = (IMAGES, WEIGHTS)
 TRIES: Final = 6
-"""Pods of the Job that may fail, later and later, before it is given up (Kubernetes' own default)."""
+"""Further pods of the Job where one fails, later and later, before it is given up (Kubernetes' own default)."""
 _WAIT: Final = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {15}); signal.sigwait({15})"
-_PLACE: Final = ("nodeSelector", "tolerations", "affinity", "runtimeClassName", "imagePullSecrets", "schedulerName",
-                 "securityContext", "serviceAccountName")
-"""What of a template says where a pod may run, as whom, and how its image is pulled."""
+_PLACE: Final = ("nodeSelector", "tolerations", "affinity", "runtimeClassName", "schedulerName")
+"""What of a template says where a pod may run; of ``affinity`` that to nodes alone: who keeps engines apart from each other
+does not mean these pods.
+"""
+_USER: Final = ("imagePullSecrets", "securityContext", "serviceAccountName")
+"""What of a template says as whom a pod runs, and how its image is pulled."""
+_MAIN: Final = ("env", "envFrom", "volumeMounts")
+"""What of a template's container ``main`` a fetch of weights needs: proxies, mirrors, certificates."""
+_NO_DEVICES: Final = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+"""Images made for CUDA ask for all devices of the node otherwise, where the runtime lets them."""
 _IDLE_RESOURCES: Final = {"requests": {"cpu": "1m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}}
 _FETCH_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "1Gi"}}
 """Without a limit: clients of the hub take more memory for faster links."""
 
 
 def prefetch_objects(service: DisaggService, settings: KubeSettings) -> tuple[Body, ...]:
-    """All of them that the document asks for, as they are applied; empty where it asks for none, or is suspended.
-
-    Raises:
-        UnsupportedField: the template takes away what xpyd needs.
-    """
+    """All of them that the document asks for, as they are applied; empty where it asks for none, or is suspended."""
     if not service.spec.model.prefetch or service.spec.suspend:
         return ()
     found = [*_images(service, settings), *([_weights(service, settings)] if fetches_weights(service) else [])]
@@ -90,6 +93,7 @@ def _image_pod(service: DisaggService, role: Role, settings: KubeSettings) -> Bo
         "image": service.spec.engine.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-c", _WAIT],
+        "env": _NO_DEVICES,
         "resources": _IDLE_RESOURCES,
         "securityContext": at.OWN_SECURITY,
     }
@@ -99,7 +103,7 @@ def _image_pod(service: DisaggService, role: Role, settings: KubeSettings) -> Bo
     if isinstance(origin, Image):
         volumes.append({"name": "model", "image": {"reference": origin.reference}})
     pod = _pod(settings, [install_container(settings)], main, volumes)
-    placed = _placed(pod, service.spec.role(role).template)
+    placed = _placed(pod, service.spec.role(role).template, (*_PLACE, *_USER))
     tolerated = [{"key": key, "operator": "Exists"} for key in devices(service.spec.role(role)).keys]
     if tolerated:  # what an admission adds for who asks for a device
         placed["tolerations"] = [*placed.get("tolerations", ()), *tolerated]
@@ -109,7 +113,7 @@ def _image_pod(service: DisaggService, role: Role, settings: KubeSettings) -> Bo
 def _weights(service: DisaggService, settings: KubeSettings) -> Body:
     model = service.spec.model
     variables = home_variables() | outside.variables(service, at.CACHE) | user_variables(service)
-    variables["PYTHONPATH"] = at.PACKAGE
+    variables |= {each["name"]: each["value"] for each in _NO_DEVICES} | {"PYTHONPATH": at.PACKAGE}
     main: Body = {
         "name": labels.MAIN,
         "image": service.spec.engine.image,
@@ -125,17 +129,18 @@ def _weights(service: DisaggService, settings: KubeSettings) -> Body:
     }
     volumes: list[Body] = [{"name": name, "emptyDir": {}} for name in ("xpyd", "tmp", "home")]
     volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": model.cache.claim}})
-    pod = _pod(settings, [install_container(settings)], main, volumes)
-    pod = _placed(pod, service.spec.router_template)
-    pod["restartPolicy"] = "OnFailure"
+    engine = service.spec.role(Role.DECODE).template
+    pod = _like_main(_pod(settings, [install_container(settings)], main, volumes), engine)
+    pod = _placed(_placed(pod, engine, _USER), service.spec.router_template, _PLACE)
+    pod["restartPolicy"] = "Never"  # the log of a pod that failed stays
     marks = {labels.NAME: labels.APPLICATION, labels.COMPONENT: labels.PREFETCH}
-    # A Job cannot be changed: another one has another name.
-    name = labels.weights_name(service.name, revision_of(pod))
-    return _made(service, "batch/v1", WEIGHTS, name, {
+    spec = {
         "backoffLimit": TRIES,
         "activeDeadlineSeconds": math.ceil(service.spec.engine.startup_timeout_s),
         "template": {"metadata": {"labels": marks}, "spec": pod},
-    })
+    }
+    # A Job cannot be changed: another one has another name.
+    return _made(service, "batch/v1", WEIGHTS, labels.weights_name(service.name, revision_of(spec)), spec)
 
 
 def _pod(settings: KubeSettings, before: list[Body], main: Body, volumes: list[Body]) -> Body:
@@ -150,11 +155,30 @@ def _pod(settings: KubeSettings, before: list[Body], main: Body, volumes: list[B
     }
 
 
-def _placed(pod: Body, template: dict[str, Any] | None) -> Body:
-    """The pod where the pods of a template may run."""
-    spec = (template or {}).get("spec")
-    given = {name: spec[name] for name in _PLACE if name in spec} if isinstance(spec, dict) else {}
+def _placed(pod: Body, template: dict[str, Any] | None, fields: tuple[str, ...]) -> Body:
+    """The pod with these fields of a template."""
+    spec = _spec_of(template)
+    given = {name: spec[name] for name in fields if name in spec}
+    if isinstance(given.get("affinity"), dict):
+        given["affinity"] = {"nodeAffinity": given["affinity"].get("nodeAffinity")}
     return merge(pod, given, LISTS)
+
+
+def _like_main(pod: Body, template: dict[str, Any] | None) -> Body:
+    """The pod with what a template says of the variables and mounts of ``main``, as far as it has the volumes."""
+    spec = _spec_of(template)
+    main = next((each for each in spec.get("containers") or () if each.get("name") == labels.MAIN), {})
+    volumes = [each for each in spec.get("volumes") or () if each.get("name") != "cache"]
+    there = {each["name"] for each in (*pod["volumes"], *volumes)}
+    given = {name: main[name] for name in _MAIN if main.get(name)}
+    if "volumeMounts" in given:
+        given["volumeMounts"] = [each for each in given["volumeMounts"] if each.get("name") in there]
+    return merge(pod, {"containers": [{"name": labels.MAIN, **given}], "volumes": volumes}, LISTS)
+
+
+def _spec_of(template: dict[str, Any] | None) -> dict[str, Any]:
+    spec = (template or {}).get("spec")
+    return spec if isinstance(spec, dict) else {}
 
 
 def _made(service: DisaggService, version: str, kind: str, name: str, spec: Body) -> Body:
