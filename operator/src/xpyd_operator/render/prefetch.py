@@ -167,7 +167,7 @@ def _placed(pod: Body, template: dict[str, Any] | None, fields: tuple[str, ...])
 def _like_main(pod: Body, template: dict[str, Any] | None) -> Body:
     """The pod with what a template says of the variables and mounts of ``main``, as far as it has the volumes."""
     spec = _spec_of(template)
-    main = next((each for each in spec.get("containers") or () if each.get("name") == labels.MAIN), {})
+    main: Body = next((each for each in spec.get("containers") or () if each.get("name") == labels.MAIN), {})
     volumes = [each for each in spec.get("volumes") or () if each.get("name") != "cache"]
     there = {each["name"] for each in (*pod["volumes"], *volumes)}
     given = {name: main[name] for name in _MAIN if main.get(name)}
