@@ -57,5 +57,5 @@ def test_what_ends_early_or_differs_is_counted(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gateway_that_does_not_begin_is_no_figure(tmp_path: Path) -> None:
     (tmp_path / "nginx.conf").write_text("nonsense;")
-    with pytest.raises(AssertionError, match="unexpected end of file"):
+    with pytest.raises(AssertionError, match="unknown directive"):
         campaign._begun("nginx", 1, tmp_path, ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")])
