@@ -101,7 +101,8 @@ def test_messages_are_told_apart_where_they_differ_and_not_before() -> None:
     assert len(msgspec.json.encode(said[:-1])) - 1 <= shared(one, two) < len(one) - 1
 
 
-@pytest.mark.parametrize("beside", ["model", "tools", "cache_salt", "documents", "chat_template"])
+@pytest.mark.parametrize("beside", ["model", "tools", "cache_salt", "documents", "chat_template", "chat_template_kwargs",
+                                    "reasoning_effort"])
 def test_kv_that_cannot_be_shared_has_no_key_in_common(beside: str) -> None:
     one, two = (prefix_of("chat", fields(messages=messages(3), **{beside: value}), b"") for value in ("a", "b"))
     assert shared(one, two) == 0

@@ -39,6 +39,8 @@ class PrefixTeller:
         """Keys that the router was told to be held."""
         self._absent: set[int] = set()
         """That it was told to be absent, and are still."""
+        self._finished: HeldPrefixes | None = None
+        """What it was told all of: the same object again has nothing new."""
 
     def on_ack(self, beat_seq: int, taken_seq: int) -> None:
         """The router acknowledges a beat and says which message it has taken last; -1: it takes none."""
@@ -58,12 +60,16 @@ class PrefixTeller:
         if not self._takes or not beat.incarnation:
             return []
         whole, self._anew = self._anew, False
+        if now is self._finished and not whole:
+            return []
         if whole:
             self._held, self._absent = set(), set()
             self._seq_at.clear()  # acknowledgements of beats before say nothing of it
         self._absent &= now.absent
         added, removed = now.held - self._held, (self._held - now.held) | (now.absent - self._absent)
-        return list(islice(self._messages(beat, added, removed, whole=whole), MOST_MESSAGES))
+        found = list(islice(self._messages(beat, added, removed, whole=whole), MOST_MESSAGES))
+        self._finished = now if len(found) < MOST_MESSAGES else None
+        return found
 
     def _messages(self, beat: Heartbeat, added: Iterable[int], removed: Iterable[int], *, whole: bool
                   ) -> Iterator[PrefixChanges]:

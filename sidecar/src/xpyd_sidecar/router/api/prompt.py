@@ -50,9 +50,10 @@ _SPACE = b" \t\r\n"
 _ASSISTANT = b'"assistant"'
 _BODY: Mapping[Api, str] = {"completions": "prompt", "chat": "messages", "messages": "messages", "responses": "input"}
 """The field that grows from turn to turn."""
-_BESIDE = ("cache_salt", "system", "instructions", "tools", "documents", "chat_template")
-"""Fields that come before it in the prompt, or keep KV from being shared."""
-_RENDERED = frozenset(_BESIDE) - {"cache_salt", "chat_template"}
+_BESIDE = ("cache_salt", "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs",
+           "reasoning_effort")
+"""Fields that come before it in the prompt, change how it is rendered, or keep KV from being shared."""
+_RENDERED = frozenset({"system", "instructions", "tools", "documents"})
 """Those of them that are part of the prompt."""
 _NAMED = ("prompt_cache_key", "session_id")
 """Fields that name a conversation; ``metadata.user_id`` and ``user`` name who speaks, which is better than nothing."""
