@@ -130,7 +130,7 @@ MALFORMED: dict[str, Bad] = {
     "no time to wait": bad("spec.router.hold", "from 10ms", router={"hold": "1ms"}),
     "size with an unknown unit": bad("spec.kv.memory", "e.g. 2Gi", kv={"memory": "2GB"}),
     "size with a fraction": bad("spec.kv.memory", "e.g. 2Gi", kv={"memory": 1.5}),
-    "negative size": bad("spec.kv.memory", "at least 0", kv={"memory": -1}),
+    "negative size": bad("spec.kv.memory", "at least 1", kv={"memory": -1}),
     "quantity of no form": bad(
         "spec.decode.resources.limits.memory", "16Gi", {"spec.decode.resources": {"limits": {"memory": "16 Gi"}}},
         server=False,
@@ -357,11 +357,11 @@ MALFORMED: dict[str, Bad] = {
         {"spec.decode.template": {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}},
         server=False,
     ),
-    "no memory for KV": bad("spec.kv.memory", "above 0", kv={"memory": 0}),
+    "no memory for KV": bad("spec.kv.memory", "at least 1", kv={"memory": 0}),
     "no memory for KV, in units": bad("spec.kv.memory", "above 0", kv={"memory": "0.0Gi"}),
     "offload to nowhere": bad("spec.kv.offload", "names no place", kv={"offload": {}}),
     "offload to no memory": bad("spec.kv.offload.memory", "above 0", kv={"offload": {"memory": "0Gi"}}),
-    "offload to no disk": bad("spec.kv.offload.disk", "above 0", kv={"offload": {"memory": "1Gi", "disk": 0}}),
+    "offload to no disk": bad("spec.kv.offload.disk", "at least 1", kv={"offload": {"memory": "1Gi", "disk": 0}}),
     "a store without its connector": bad("spec.kv.offload.store.connector", "required", kv={"offload": {"store": {}}}),
     "a store that hands over": bad(
         "spec.kv.offload.store.connector", "hands KV from engine to engine",

@@ -12,7 +12,7 @@ from xpyd_operator.api.durations import seconds
 
 _TEXT = {
     "duration": ["1s", "90s", "5m", "1h30m", "1.5s", "500ms", "10ms", "59m"],
-    "size": ["0", "1", "500M", "2Gi", "1.5Gi"],
+    "size": ["1", "0.25Gi", "500M", "2Gi", "1.5Gi"],
     "count": ["0%", "10%", "250%"],
     "part": ["0%", "25%", "100%"],
     "quantity": ["2", "500m", "16Gi", "1e3", "0.5"],

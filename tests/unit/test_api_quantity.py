@@ -38,3 +38,15 @@ def test_size_is_whole_bytes_rounded_up() -> None:
 @pytest.mark.parametrize("text", ["10%", "500m", "1e3", "1E"])
 def test_a_size_in_bytes_knows_no_percent_and_no_milli(text: str) -> None:
     assert not re.fullmatch(SIZE_PATTERN, text)
+
+
+@pytest.mark.parametrize("text", ["1", "0.5Gi", "00.05Gi", "10", "100.0M", "2Gi", "1.5Gi"])
+def test_a_size_is_above_nothing(text: str) -> None:
+    assert re.fullmatch(SIZE_PATTERN, text)
+    assert size(text) > 0
+
+
+@pytest.mark.parametrize("text", ["0", "0Gi", "0.0Gi", "00", "0.00"])
+def test_no_bytes_are_no_size(text: str) -> None:
+    assert not re.fullmatch(SIZE_PATTERN, text)
+    assert size(text) == 0

@@ -29,7 +29,8 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]{1,2})?$"
-SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+SIZE_PATTERN: Final = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.0*[1-9][0-9]*)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+"""Above 0."""
 PERCENT_PATTERN: Final = r"^(0|[1-9][0-9]{0,2})%$"
 TO_HUNDRED_PATTERN: Final = r"^(0|[1-9][0-9]?|100)%$"
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -90,9 +91,9 @@ Window = Annotated[
 """A duration that may be zero."""
 
 Size = Annotated[
-    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SIZE_PATTERN)], Meta(extra={"kind": "size"})
+    Annotated[int, Meta(ge=1)] | Annotated[str, Meta(max_length=32, pattern=SIZE_PATTERN)], Meta(extra={"kind": "size"})
 ]
-"""Bytes: ``2Gi``, ``500M``, or a plain number."""
+"""Bytes, above 0: ``2Gi``, ``500M``, or a plain number."""
 CountOrShare = Annotated[
     Annotated[int, Meta(ge=0, le=1000)] | Annotated[str, Meta(max_length=4, pattern=PERCENT_PATTERN)],
     Meta(extra={"kind": "count"}),
@@ -117,7 +118,7 @@ Preserved = Annotated[dict[str, Any], Meta(extra={"preserve": True})]
 """An object of Kubernetes' own schema."""
 
 RIGHT: Final = {
-    "size": "write bytes as a number and a unit, e.g. 2Gi or 500M",
+    "size": "write bytes as a number above 0 and a unit, e.g. 2Gi or 500M",
     "count": "write a number of instances, or a share of those wanted, from 0% to 999%",
     "part": "write a number of instances, or a share of those wanted, from 0% to 100%",
     "quantity": "write a Kubernetes quantity, e.g. 2, 500m or 16Gi",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from xpyd_operator.api.kv import Kv, SharedMemory
 from xpyd_operator.api.offload import NO_STORES, Offload, Store
@@ -12,15 +11,6 @@ from xpyd_operator.api.rule import Finding, Rule, Target, finding_if
 _NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|sbin|opt)(/.*)?)?")
 """What no engine may write to: these folders, all in them, and what is above."""
 _DOTS = re.compile(r"(^|/)[.][.]?(/|$)")
-
-
-def _above_0(name: str) -> str:
-    """CEL: a size that is given is more than nothing."""
-    return f"!has(self.{name}) || string(self.{name}).matches('^[0-9.]*[1-9]')"
-
-
-def _no_memory(kv: Kv) -> list[Finding]:
-    return finding_if(kv.keep_bytes == 0, "memory", "must be above 0; leave it out for what the model needs")
 
 
 def _shm_pods(kv: Kv) -> list[Finding]:
@@ -47,25 +37,12 @@ def _nowhere(offload: Offload) -> list[Finding]:
     return finding_if(offload == Offload(), "", "names no place; write memory, disk or store, or leave it out")
 
 
-def _sizes(offload: Offload) -> Iterator[Finding]:
-    for name, given, size in (("memory", offload.memory, offload.memory_bytes), ("disk", offload.disk, offload.disk_bytes)):
-        if given is not None and not size:
-            yield name, "must be above 0; leave it out for none"
-
-
 def _no_store(store: Store) -> list[Finding]:
     instead = NO_STORES.get(store.connector, "")
     return finding_if(bool(instead), "connector", f"{store.connector} {instead}")
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        at=("spec.kv",),
-        reads=("memory",),
-        says="memory must be above 0",
-        cel=_above_0("memory"),
-        wrong=_no_memory,
-    ),
     Rule(
         at=("spec.kv",),
         reads=("transport", "sharedMemory"),
@@ -94,14 +71,6 @@ RULES: tuple[Rule, ...] = (
         says="offload names no place: write memory, disk or store",
         cel="has(self.memory) || has(self.disk) || has(self.store)",
         wrong=_nowhere,
-    ),
-    Rule(
-        at=("spec.kv.offload",),
-        reads=("memory", "disk"),
-        says="memory and disk of offload must be above 0",
-        cel=f"""({_above_0('memory')}) &&
-            ({_above_0('disk')})""",
-        wrong=_sizes,
     ),
     Rule(
         at=("spec.kv.offload.store",),
