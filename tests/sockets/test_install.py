@@ -53,6 +53,27 @@ def test_another_python_imports_the_copy_with_pythonpath_alone(folders: dict[str
     assert ended.stdout.split() == [str(target / "pkg" / "__init__.py"), "3", "1.0"]
 
 
+def test_an_engine_gets_all_of_xpyd_but_the_router(tmp_path: Path) -> None:
+    """And what it gets runs without it: each module of it that needs no vLLM is imported."""
+    site, package = tmp_path / "site", Path(module.__file__).parent
+    shutil.copytree(package, site / "xpyd_sidecar", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "xpyd_sidecar-1.0.dist-info").mkdir()
+    (site / "xpyd_sidecar-1.0.dist-info" / "METADATA").write_text("Name: xpyd-sidecar\n")
+    (tmp_path / "extras").mkdir()
+    target = tmp_path / "xpyd"
+    install(target, sources(site / "xpyd_sidecar", tmp_path / "extras"))
+    there = {path.name for path in (target / "xpyd_sidecar").iterdir()}
+    assert "router" not in there
+    assert {"agent", "contract", "dp", "engine", "kv", "member", "memory", "session", "threads", "transport"} <= there
+    assert not install(target, sources(site / "xpyd_sidecar", tmp_path / "extras")).copied
+    needed = ("agent.app", "agent.ask", "engine.model_download", "listening", "member", "session", "transport.tcp.fetch")
+    script = f"import {', '.join(f'xpyd_sidecar.{each}' for each in needed)}; print(xpyd_sidecar.__file__)"
+    ended = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": str(target)}, capture_output=True, text=True,
+                           check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == str(target / "xpyd_sidecar" / "__init__.py")
+
+
 def test_everyone_can_read_whatever_the_umask(folders: dict[str, Path], tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:

@@ -3,7 +3,7 @@
 Runs as an init container, from an environment into which the package was installed as a wheel. DIR is a volume that the
 engine's container shares:
 
-    DIR/xpyd_sidecar/                     the package
+    DIR/xpyd_sidecar/                     the package, without the router
     DIR/xpyd_sidecar-VERSION.dist-info/   its entry points, which vLLM looks up as plugins
     DIR/xxhash/ …                         what it imports and a stock vLLM image lacks (``--extras``)
     DIR/.xpyd-install.json                names of the above: nothing else in DIR is ever touched
@@ -39,6 +39,8 @@ MARK = ".xpyd-install.json"
 STAGE = ".xpyd-install-"
 LEFT_OUT = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 """Of a dist-info: what speaks of the environment that the package comes from."""
+ROUTERS_OWN = frozenset({"router"})
+"""Folders of the package that no engine runs: they stay where the sidecar runs."""
 MARGIN = 1 << 20
 """Bytes that must stay free."""
 BLOCK = 4096
@@ -164,6 +166,7 @@ def _files(folder: Path) -> Iterator[Path]:
     """Files to copy, in order. Byte code stays: it belongs to one version of Python and names its source's path."""
     for path in sorted(folder.rglob("*")):
         left_out = path.parent.suffix == ".dist-info" and path.name in LEFT_OUT
+        left_out |= folder.name == PACKAGE and path.relative_to(folder).parts[0] in ROUTERS_OWN
         if path.is_file() and "__pycache__" not in path.parts and not left_out:
             yield path
 
