@@ -46,9 +46,9 @@ async def f() -> AsyncIterator[RouterFleet]:
         yield made
 
 
-async def converse(f: RouterFleet, *, rate: float = 8000.0, tells: bool = True, of: str = "") -> None:
+async def converse(f: RouterFleet, *, rate: float = 8000.0, tells: bool = True, of: str = "", **fields: Any) -> None:
     """The turn before, and what beats say afterwards."""
-    assert (await ask(f, BEFORE, of)).status == 200
+    assert (await ask(f, BEFORE, of, **fields)).status == 200
     await f.wait_quiet()
     for member in f.context.roster.members():
         member.computed_per_s, member.prefixes_seq = rate, int(tells)
@@ -61,7 +61,7 @@ async def ask(f: RouterFleet, messages: list[dict[str, str]] = NOW, of: str = ""
 
 
 async def test_what_decode_has_said_is_moved_to_prefill_before_the_next_turn(f: RouterFleet) -> None:
-    await converse(f)
+    await converse(f, chat_template_kwargs={"a": 1})
     assert (await ask(f, chat_template_kwargs={"a": 1})).status == 200
     (source, answer), (sink, prefill) = seen(f.d[0])[1:], seen(f.p[0])[1:]
     for leg, role in ((source, "prefill"), (sink, "decode")):
