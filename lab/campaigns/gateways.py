@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "lab" / "bench" / "router")]
 
 import contenders  # noqa: E402 (its folder is not on the path before)
+from contenders import Contender  # noqa: E402
 from heart import Heart  # noqa: E402
 from judge import judge  # noqa: E402
 from processes import Group, free_port  # noqa: E402
@@ -65,14 +66,7 @@ WEIGHTS = (90, 10)
 Ports = Sequence[int]
 
 
-class Gateway:
-    """One that runs."""
-
-    def __init__(self, name: str, port: int, group: Group) -> None:
-        self.name, self.port, self.group = name, port, group
-
-
-def nginx(folder: Path, *backends: Ports) -> Gateway:
+def nginx(folder: Path, *backends: Ports) -> Contender:
     """nginx before the routers of one service, or of two with ``WEIGHTS``."""
     port = free_port()
     upstreams = "".join(
@@ -111,7 +105,7 @@ access_log off;
     return _begun("nginx", port, folder, ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")])
 
 
-def haproxy(folder: Path, *backends: Ports) -> Gateway:
+def haproxy(folder: Path, *backends: Ports) -> Contender:
     """HAProxy, likewise."""
     port = free_port()
     weights = WEIGHTS if len(backends) > 1 else (100,)
@@ -140,10 +134,10 @@ backend routers
     return _begun("haproxy", port, folder, ["haproxy", "-db", "-f", str(folder / "haproxy.cfg")])
 
 
-GATEWAYS: dict[str, Callable[..., Gateway]] = {"nginx": nginx, "haproxy": haproxy}
+GATEWAYS: dict[str, Callable[..., Contender]] = {"nginx": nginx, "haproxy": haproxy}
 
 
-def _begun(name: str, port: int, folder: Path, command: list[str]) -> Gateway:
+def _begun(name: str, port: int, folder: Path, command: list[str]) -> Contender:
     group = Group(command, log=folder / f"{name}.log")
 
     def listens() -> bool:
@@ -152,11 +146,11 @@ def _begun(name: str, port: int, folder: Path, command: list[str]) -> Gateway:
         return False
 
     group.wait_until(listens, READY_S, f"{name} listens")
-    return Gateway(name, port, group)
+    return Contender(name, port, group)
 
 
 @contextlib.asynccontextmanager
-async def before(name: str, *fleets: RouterFleet) -> AsyncIterator[Gateway]:
+async def before(name: str, *fleets: RouterFleet) -> AsyncIterator[Contender]:
     """A gateway before the routers of these services."""
     with tempfile.TemporaryDirectory(prefix="xpyd-gateway-") as folder:
         gateway = await asyncio.to_thread(GATEWAYS[name], Path(folder), *((f.router.port,) for f in fleets))

@@ -87,7 +87,7 @@ def _daemon_set(service: DisaggService, role: Role, pod: Body) -> Body:
 
 def _image_pod(service: DisaggService, role: Role, settings: KubeSettings) -> Body:
     origin = service.spec.model.origin
-    model = isinstance(origin, Image)
+    volumes: list[Body] = [{"name": "xpyd", "emptyDir": {}}]
     main: Body = {
         "name": labels.MAIN,
         "image": service.spec.engine.image,
@@ -97,10 +97,8 @@ def _image_pod(service: DisaggService, role: Role, settings: KubeSettings) -> Bo
         "resources": _IDLE_RESOURCES,
         "securityContext": at.OWN_SECURITY,
     }
-    if model:
-        main["volumeMounts"] = [at.mount("model", at.CLAIM, read_only=True)]
-    volumes: list[Body] = [{"name": "xpyd", "emptyDir": {}}]
     if isinstance(origin, Image):
+        main["volumeMounts"] = [at.mount("model", at.CLAIM, read_only=True)]
         volumes.append({"name": "model", "image": {"reference": origin.reference}})
     pod = _pod(settings, [install_container(settings)], main, volumes)
     placed = _placed(pod, service.spec.role(role).template, (*_PLACE, *_USER))
