@@ -19,7 +19,7 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.NotEq: ("!=", "=="), ast.And: ("and", "or"), ast.Or: ("or", "and"), ast.Is: ("is", "is not"),
     ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
 MODULES = ("operator/src/xpyd_operator/plan/**/*.py", "operator/src/xpyd_operator/render/*.py",
-           "operator/src/xpyd_operator/kube/*.py", "operator/src/xpyd_operator/api/*.py",
+           "operator/src/xpyd_operator/kube/**/*.py", "operator/src/xpyd_operator/api/*.py",
            "sidecar/src/xpyd_sidecar/kv/*.py", "sidecar/src/xpyd_sidecar/router/*/*.py",
            "sidecar/src/xpyd_sidecar/session/*.py", "sidecar/src/xpyd_sidecar/agent/*.py")
 

@@ -17,11 +17,11 @@ from kube_watched import DEADLINE_S, Watched, is_ready, is_true, label, wait_acc
 from node_agent import ROLE, ROUTER, SERVICE, NodeAgent, Script
 from testcluster.light import LightCluster
 
-from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND, WatchCache
-from xpyd_operator.kube.login import Login
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.services import Services
+from xpyd_operator.kube.client.api import Api, ApiError
+from xpyd_operator.kube.client.cache import KINDS, OWNER_KIND, WatchCache
+from xpyd_operator.kube.client.login import Login
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.service.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes

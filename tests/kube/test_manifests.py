@@ -15,9 +15,9 @@ from pod_security import violations
 from scripts import load
 
 from xpyd_operator.kube.__main__ import parse
-from xpyd_operator.kube.api import RESOURCES
 from xpyd_operator.kube.app import PROCESS_S
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND
+from xpyd_operator.kube.client.api import RESOURCES
+from xpyd_operator.kube.client.cache import KINDS, OWNER_KIND
 from xpyd_operator.render.labels import NAME, OPERATOR
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from aiohttp import web
 from kube_documents import document, pod
 from memory_api import MemoryApi
 
-from xpyd_operator.kube import calls
-from xpyd_operator.kube.adapters import AGAIN_S, AdapterOrders
-from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
-from xpyd_operator.kube.facts import Facts, facts
+from xpyd_operator.kube.client.cache import OWNER_KIND, WatchCache
+from xpyd_operator.kube.podstate.facts import Facts, facts
+from xpyd_operator.kube.routers import calls
+from xpyd_operator.kube.routers.adapters import AGAIN_S, AdapterOrders
 from xpyd_sidecar.contract import adapters, signing
 from xpyd_sidecar.contract.adapters import Adapter, AdapterOrder, AdapterReport
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance

@@ -13,8 +13,8 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 from processes import free_port
 
-from xpyd_operator.kube.api import PATIENCE_S, Api, ApiError
-from xpyd_operator.kube.login import session
+from xpyd_operator.kube.client.api import PATIENCE_S, Api, ApiError
+from xpyd_operator.kube.client.login import session
 from xpyd_operator.render.gang import resource_of
 
 

@@ -17,12 +17,12 @@ from processes import free_port
 
 from xpyd_operator.kube import app, logs
 from xpyd_operator.kube.__main__ import parse
-from xpyd_operator.kube.cache import WatchCache
-from xpyd_operator.kube.login import Login, LoginError
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.reflector import Kopf
-from xpyd_operator.kube.reflector import settings as kopf_settings
-from xpyd_operator.kube.watch import Watch
+from xpyd_operator.kube.client.cache import WatchCache
+from xpyd_operator.kube.client.login import Login, LoginError
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.client.reflector import Kopf
+from xpyd_operator.kube.client.reflector import settings as kopf_settings
+from xpyd_operator.kube.client.watch import Watch
 
 IMAGE = ("--sidecar-image", "registry.example/xpyd-sidecar:0.1.0")
 

@@ -15,10 +15,10 @@ from aiohttp import web
 from kube_documents import pod
 from processes import free_port
 
-from xpyd_operator.kube import fleet as module
-from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
-from xpyd_operator.kube.observe import RouterAnswers
+from xpyd_operator.kube.podstate.facts import Facts, facts
+from xpyd_operator.kube.routers import fleet as module
+from xpyd_operator.kube.routers.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
+from xpyd_operator.kube.routers.observe import RouterAnswers
 from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State

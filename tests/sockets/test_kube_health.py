@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 from processes import free_port
 
+from xpyd_operator.kube.client.metrics import Metrics
 from xpyd_operator.kube.health import Health, PortTaken
-from xpyd_operator.kube.metrics import Metrics
 
 
 async def ask(port: int, path: str) -> tuple[int, str]:

@@ -11,11 +11,11 @@ from aiohttp import web
 from kube_documents import document, pod
 from memory_api import MemoryApi
 
-from xpyd_operator.kube import calls
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
-from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.switches import Switches
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND, WatchCache
+from xpyd_operator.kube.podstate.facts import Facts, facts
+from xpyd_operator.kube.routers import calls
+from xpyd_operator.kube.routers.switches import Switches
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract import assignment, signing

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from kube_keys import key
 
-from xpyd_operator.kube import waking
-from xpyd_operator.kube.waking import WakeCaller
+from xpyd_operator.kube.routers import waking
+from xpyd_operator.kube.routers.waking import WakeCaller
 from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.waking import PATH, WakeAnswer, WakeCall
 

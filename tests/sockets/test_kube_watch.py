@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from xpyd_operator.kube.api import RESOURCES
-from xpyd_operator.kube.cache import KINDS, WatchCache
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.watch import Watch
+from xpyd_operator.kube.client.api import RESOURCES
+from xpyd_operator.kube.client.cache import KINDS, WatchCache
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.client.watch import Watch
 
 
 def thing(name: str, version: int, *, namespace: str = "ns", service: str = "s", uid: str = "") -> dict[str, Any]:

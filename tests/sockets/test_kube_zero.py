@@ -17,10 +17,10 @@ from kube_keys import key, secret_name, store_master, volume
 from memory_world import MemoryWorld
 from router_fleet import Answer, RouterFleet, fleet
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.cache import OWNER_KIND
-from xpyd_operator.kube.facts import facts
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND
+from xpyd_operator.kube.podstate.facts import facts
+from xpyd_operator.kube.service.backend import KubeBackend
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels

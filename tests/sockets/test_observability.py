@@ -18,7 +18,7 @@ from prometheus_client import Metric
 from records import D1, P1, record
 from scripts import load
 
-from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
+from xpyd_operator.kube.client.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.intake import Disaggregation

@@ -8,10 +8,10 @@ from typing import Any
 from kube_documents import UID
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.cache import WatchCache
-from xpyd_operator.kube.key import ServiceKeys
-from xpyd_operator.kube.master import Master
-from xpyd_operator.kube.turns import Turns
+from xpyd_operator.kube.client.cache import WatchCache
+from xpyd_operator.kube.keys.key import ServiceKeys
+from xpyd_operator.kube.keys.master import Master
+from xpyd_operator.kube.keys.turns import Turns
 from xpyd_operator.render import keys as render
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey

@@ -1,4 +1,4 @@
-"""A store that answers as ``kube.api.Api`` does, for unit tests: no network, no defaults, no admission."""
+"""A store that answers as ``kube.client.api.Api`` does, for unit tests: no network, no defaults, no admission."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import KINDS, WatchCache
-from xpyd_operator.kube.server_clock import ServerClock
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import KINDS, WatchCache
+from xpyd_operator.kube.client.server_clock import ServerClock
 
 Body = dict[str, Any]
 _uids = itertools.count(1)

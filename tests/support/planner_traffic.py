@@ -8,8 +8,8 @@ from typing import Any
 
 from node_agent import Life, NodeAgent
 
-from xpyd_operator.kube.facts import Facts
-from xpyd_operator.kube.observe import RouterAnswers
+from xpyd_operator.kube.podstate.facts import Facts
+from xpyd_operator.kube.routers.observe import RouterAnswers
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load

@@ -16,7 +16,7 @@ from xpyd_operator.api.crds import service_crd
 from xpyd_operator.api.decode import decode_pool, decode_service
 from xpyd_operator.cli.main import main
 from xpyd_operator.errors import SpecError
-from xpyd_operator.kube.blueprint import judge_body
+from xpyd_operator.kube.objects.blueprint import judge_body
 
 FIRST = "xpyd.dev/v1alpha1"
 WORDS: dict[str, Any] = {"spec.router.placement": "Deployment", "spec.router.policy": "prefix_aware",

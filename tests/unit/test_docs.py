@@ -13,7 +13,7 @@ from lab.catalog import COMMANDS
 from xpyd_operator.api.load import documents
 from xpyd_operator.api.recognize import DocumentKind, recognize
 from xpyd_operator.api.rule import Target
-from xpyd_operator.kube.api import RESOURCES
+from xpyd_operator.kube.client.api import RESOURCES
 from xpyd_operator.plan import news
 from xpyd_operator.render.judge import judge
 
@@ -124,7 +124,7 @@ def constants(module: Path) -> Iterator[str]:
 
 def reasons() -> set[str]:
     """Reasons of conditions and Events: every word in their form, and those made from a condition's name."""
-    modules = [*OPERATOR.glob("plan/*.py"), *OPERATOR.glob("kube/*.py")]
+    modules = [*OPERATOR.glob("plan/*.py"), *OPERATOR.glob("kube/**/*.py")]
     words = {text for module in modules for text in constants(module) if re.fullmatch(r"(?=.*[a-z])[A-Z][A-Za-z]+", text)}
     made = {f"{prefix}{name}" for name in news._GOOD if name != "Progressing" for prefix in ("", "Not")}
     return (words - NOT_REASONS - RESOURCES.keys()) | made

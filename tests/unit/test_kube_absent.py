@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.absent import absent
-from xpyd_operator.kube.podstatus import unix
+from xpyd_operator.kube.podstate.absent import absent
+from xpyd_operator.kube.podstate.podstatus import unix
 from xpyd_operator.plan.absent import Breakage, Waiting
 
 NOW = 1_800_000_000.0

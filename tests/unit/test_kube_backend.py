@@ -12,10 +12,10 @@ from kube_documents import pod
 from memory_world import MemoryWorld
 
 from xpyd_operator.errors import ServiceGone
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.blueprint import DocumentRefused
-from xpyd_operator.kube.cache import OWNER_KIND
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND
+from xpyd_operator.kube.objects.blueprint import DocumentRefused
+from xpyd_operator.kube.service.backend import KubeBackend
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
 from xpyd_operator.plan.observed import Phase

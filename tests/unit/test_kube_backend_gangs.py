@@ -12,10 +12,10 @@ import pytest
 from memory_world import MemoryWorld, pods
 from memory_world import settle as settle_groups
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.gangs import LOOK_S
-from xpyd_operator.kube.podgroups import LIST_S
-from xpyd_operator.kube.topology import AGAIN_S
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.gangs.gangs import LOOK_S
+from xpyd_operator.kube.gangs.podgroups import LIST_S
+from xpyd_operator.kube.gangs.topology import AGAIN_S
 from xpyd_operator.render.gang import joined_by, queued_as, resource_of
 
 VERSION = "scheduling.k8s.io/v1beta1"

@@ -17,7 +17,7 @@ from kube_documents import pod
 from memory_world import MemoryWorld, pods
 from memory_world import settle as settle_groups
 
-from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.client.api import ApiError
 from xpyd_operator.plan.placing import PAUSE_S, SPREAD_S
 from xpyd_operator.render import labels
 

@@ -9,7 +9,7 @@ import pytest
 from kube_documents import pod
 from memory_world import MemoryWorld
 
-from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.client.api import ApiError
 
 USED_UP = ApiError(403, "Forbidden", "exceeded quota: gpus")
 READY = pod(0)["status"] | {"podIP": ""}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.backoff import FIRST_S, LATELY_S, LONGEST_S, Holds
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.backoff import FIRST_S, LATELY_S, LONGEST_S, Holds
 
 QUOTA = ApiError(403, "Forbidden", "exceeded quota: small")
 

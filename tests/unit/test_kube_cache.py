@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_operator.kube.cache import KINDS, TOMBSTONES, WatchCache
+from xpyd_operator.kube.client.cache import KINDS, TOMBSTONES, WatchCache
 from xpyd_operator.render.labels import SERVICE
 
 

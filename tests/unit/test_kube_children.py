@@ -10,11 +10,11 @@ from kube_documents import service
 from memory_api import MemoryApi
 
 from xpyd_operator.errors import NotYet, XpydError
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import WatchCache
-from xpyd_operator.kube.children import AGAIN_S, Children
-from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import WatchCache
+from xpyd_operator.kube.client.events import Events
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.objects.children import AGAIN_S, Children
 from xpyd_operator.render import labels
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kube_documents import service
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.dryrun import AGAIN_S, DryRun, fault
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.objects.dryrun import AGAIN_S, DryRun, fault
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role

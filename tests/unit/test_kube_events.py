@@ -7,10 +7,10 @@ from typing import Any
 
 from kube_documents import document
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, Entry
-from xpyd_operator.kube.events import MESSAGE_MAX, QUEUE, Events, event
-from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND, Entry
+from xpyd_operator.kube.client.events import MESSAGE_MAX, QUEUE, Events, event
+from xpyd_operator.kube.client.metrics import Metrics
 
 LOOPS = ("virtual",)
 ABOUT = Entry(OWNER_KIND, document())

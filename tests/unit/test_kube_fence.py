@@ -17,9 +17,9 @@ from memory_world import MemoryWorld
 from more_cases import more
 from node_agent import MEMBER, MEMBERS
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.blueprint import DocumentRefused
-from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.keys.master import KeyTrouble
+from xpyd_operator.kube.objects.blueprint import DocumentRefused
 from xpyd_operator.render.labels import SERVICE_UID
 
 Body = dict[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.gangs import LOOK_S, Gangs
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.gangs.gangs import LOOK_S, Gangs
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.render.gang import Gang
 

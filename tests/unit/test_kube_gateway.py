@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from memory_world import MemoryWorld
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND
-from xpyd_operator.kube.gateway import AGAIN_S
-from xpyd_operator.kube.gateways import PARENTS
-from xpyd_operator.kube.sweep import sweep
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND
+from xpyd_operator.kube.objects.sweep import sweep
+from xpyd_operator.kube.routes.gateways import PARENTS
+from xpyd_operator.kube.service.gateway import AGAIN_S
 from xpyd_operator.render.gateway import GATEWAY, KINDS, POOL, ROUTE, TLS
 
 AT = ("team-a", "qwen")
@@ -344,8 +344,8 @@ async def test_what_does_not_answer_is_in_the_log_once(caplog: pytest.LogCapture
 
 async def test_an_answer_that_nobody_thought_of_ends_one_turn_and_not_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     async with begun() as world:
-        monkeypatch.setattr("xpyd_operator.kube.gateways.GAP_S", 0.0)
-        monkeypatch.setattr("xpyd_operator.kube.gateways.POLL_S", 0.001)
+        monkeypatch.setattr("xpyd_operator.kube.routes.gateways.GAP_S", 0.0)
+        monkeypatch.setattr("xpyd_operator.kube.routes.gateways.POLL_S", 0.001)
         serve(world, ROUTE)
         nameless: list[dict[str, Any]] = [{"metadata": {"labels": {}}}]
         whole, turns = world.api.items, asyncio.Event()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.gateway_verdict import verdict
-from xpyd_operator.kube.gateways import ABSENT, Name
+from xpyd_operator.kube.routes.gateway_verdict import verdict
+from xpyd_operator.kube.routes.gateways import ABSENT, Name
 
 Body = dict[str, Any]
 HTTPS = {"name": "public", "namespace": "gateways", "sectionName": "https"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kube_documents import UID, pod
 
-from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.groups import INCOMPLETE
-from xpyd_operator.kube.observe import RouterAnswers, instances
+from xpyd_operator.kube.client.cache import Entry
+from xpyd_operator.kube.gangs.groups import INCOMPLETE
+from xpyd_operator.kube.routers.observe import RouterAnswers, instances
 from xpyd_operator.plan.absent import QUEUED
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import BROKEN, UNFINISHED, Instance, Phase

@@ -9,9 +9,9 @@ from memory_api import MemoryApi
 
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.rule import Target
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.key import CHECK_S, SOON_S
-from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.keys.key import CHECK_S, SOON_S
+from xpyd_operator.kube.keys.master import KeyTrouble
 
 
 async def test_its_secret_is_made_once_and_never_read() -> None:

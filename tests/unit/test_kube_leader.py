@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.leader import Election, LeaseLost, LeaseWait, Times, Write
+from xpyd_operator.kube.election.leader import Election, LeaseLost, LeaseWait, Times, Write
 
 WALL = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
 

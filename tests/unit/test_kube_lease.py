@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 
 from xpyd_operator.errors import XpydError
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.leader import Election, Times
-from xpyd_operator.kube.lease import Candidate, StillWorking
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.election.leader import Election, Times
+from xpyd_operator.kube.election.lease import Candidate, StillWorking
 
 LOOPS = ("virtual",)
 TIMES = Times(lease_s=2, renew_s=0.6, retry_s=0.1)

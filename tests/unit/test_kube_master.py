@@ -8,8 +8,8 @@ import pytest
 from kube_keys import MASTERS, NAME, SYSTEM, encoded, master, store_master
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.master import AGAIN_S, LOOK_S, SOON_S, KeyTrouble
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.keys.master import AGAIN_S, LOOK_S, SOON_S, KeyTrouble
 
 AT = ("Secret", SYSTEM, NAME)
 

@@ -6,7 +6,7 @@ import importlib.metadata
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.client.metrics import Metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

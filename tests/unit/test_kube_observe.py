@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from kube_documents import UID, pod
 
-from xpyd_operator.kube.cache import Entry, WatchCache
-from xpyd_operator.kube.facts import facts
-from xpyd_operator.kube.observe import LOST_S, RouterAnswers, front, instances
+from xpyd_operator.kube.client.cache import Entry, WatchCache
+from xpyd_operator.kube.podstate.facts import facts
+from xpyd_operator.kube.routers.observe import LOST_S, RouterAnswers, front, instances
 from xpyd_operator.plan.absent import Breakage
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render import labels

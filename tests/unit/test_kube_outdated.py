@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kube_documents import UID, pod
 
-from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.observe import RouterAnswers, instances
-from xpyd_operator.kube.outdated import OLD_S, mark_outdated
+from xpyd_operator.kube.client.cache import Entry
+from xpyd_operator.kube.podstate.outdated import OLD_S, mark_outdated
+from xpyd_operator.kube.routers.observe import RouterAnswers, instances
 from xpyd_operator.plan.actions import Create, Drain, Remove
 from xpyd_operator.plan.desired import DesiredService, Revision, RoleTarget
 from xpyd_operator.plan.observed import OUTDATED, Instance, ObservedService, Phase

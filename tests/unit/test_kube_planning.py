@@ -15,15 +15,15 @@ from kube_keys import master, turns
 from memory_api import MemoryApi
 from planner_traffic import PROMPT, Traffic, counted, instance
 
-from xpyd_operator.kube.backend import KubeBackend
-from xpyd_operator.kube.cache import OWNER_KIND, Entry, WatchCache
-from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.gangs import Gangs
-from xpyd_operator.kube.gateways import Gateways
-from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.client.cache import OWNER_KIND, Entry, WatchCache
+from xpyd_operator.kube.client.events import Events
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.gangs.gangs import Gangs
+from xpyd_operator.kube.gangs.topology import Topology
+from xpyd_operator.kube.routes.gateways import Gateways
+from xpyd_operator.kube.service.backend import KubeBackend
+from xpyd_operator.kube.service.shared import SharedParts
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.shared import SharedParts
-from xpyd_operator.kube.topology import Topology
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Phase

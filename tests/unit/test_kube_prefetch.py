@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from memory_world import MemoryWorld
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.prefetch import AGAIN_S
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.service.prefetch import AGAIN_S
 
 MODEL = {"source": "org/model", "cache": {"claim": "hub"}, "prefetch": True}
 ZERO: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.kube.cache import Entry
-from xpyd_operator.kube.facts import Facts, facts
-from xpyd_operator.kube.observe import RouterAnswers, front
-from xpyd_operator.kube.routers import absent_routers, first_words
+from xpyd_operator.kube.client.cache import Entry
+from xpyd_operator.kube.podstate.facts import Facts, facts
+from xpyd_operator.kube.routers.observe import RouterAnswers, front
+from xpyd_operator.kube.routers.routers import absent_routers, first_words
 from xpyd_operator.plan.absent import Absence
 
 NAME = "qwen-router"

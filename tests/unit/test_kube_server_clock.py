@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_operator.kube.server_clock import LONGEST_S, ServerClock
+from xpyd_operator.kube.client.server_clock import LONGEST_S, ServerClock
 
 BEGAN = 1_790_000_000.0
 

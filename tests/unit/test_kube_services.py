@@ -12,10 +12,10 @@ import pytest
 from kube_documents import document
 from memory_api import MemoryApi
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.services import Services
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND, WatchCache
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.service.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.render.labels import SERVICE, SERVICE_UID
 

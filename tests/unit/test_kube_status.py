@@ -10,8 +10,14 @@ from kube_documents import service
 from plan_world import World, desired
 
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
-from xpyd_operator.kube.master import KeyTrouble
-from xpyd_operator.kube.status import pool_status, service_status, service_wide, stalled_conditions, unplanned_status
+from xpyd_operator.kube.keys.master import KeyTrouble
+from xpyd_operator.kube.reports.status import (
+    pool_status,
+    service_status,
+    service_wide,
+    stalled_conditions,
+    unplanned_status,
+)
 from xpyd_operator.plan.absent import Breakage, Waiting
 from xpyd_operator.plan.round import think
 from xpyd_operator.render.settings import KubeSettings

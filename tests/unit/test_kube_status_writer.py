@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from memory_api import merged
 
 from xpyd_operator.api.status import Condition, RolesStatus, RoleStatus, ServiceStatus
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import Entry, WatchCache
-from xpyd_operator.kube.status_writer import GAP_S, StatusWriter, difference, has_turned, read, stamp_status
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import Entry, WatchCache
+from xpyd_operator.kube.reports.status_writer import GAP_S, StatusWriter, difference, has_turned, read, stamp_status
 
 Body = dict[str, Any]
 LOOPS = ("virtual",)

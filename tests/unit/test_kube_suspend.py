@@ -10,8 +10,8 @@ import pytest
 from kube_documents import service
 from memory_world import MemoryWorld
 
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND
 from xpyd_operator.plan.suspension import MARGIN_S
 from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.settings import KubeSettings

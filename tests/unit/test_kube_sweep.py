@@ -10,10 +10,10 @@ from kube_documents import UID, document, pod
 from memory_api import MemoryApi
 
 from xpyd_operator.errors import XpydError
-from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
-from xpyd_operator.kube.ownership import Ownership, ownership
-from xpyd_operator.kube.sweep import left_behind, may_go, sweep
+from xpyd_operator.kube.client.api import ApiError
+from xpyd_operator.kube.client.cache import OWNER_KIND, WatchCache
+from xpyd_operator.kube.objects.ownership import Ownership, ownership
+from xpyd_operator.kube.objects.sweep import left_behind, may_go, sweep
 from xpyd_operator.render import labels
 
 Body = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 from kube_documents import document, pod
 from kube_keys import turns, volume
 
-from xpyd_operator.kube.cache import OWNER_KIND, WatchCache
-from xpyd_operator.kube.turns import LOOK_S
+from xpyd_operator.kube.client.cache import OWNER_KIND, WatchCache
+from xpyd_operator.kube.keys.turns import LOOK_S
 
 
 def test_the_next_one_waits_until_it_is_given_back() -> None:

@@ -17,7 +17,7 @@ from xpyd_operator.api.load import documents as load
 from xpyd_operator.api.rule import Target
 from xpyd_operator.cli.main import main
 from xpyd_operator.errors import LocalError
-from xpyd_operator.kube.blueprint import judge_body
+from xpyd_operator.kube.objects.blueprint import judge_body
 
 DOCUMENTS = documents()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kube_documents import service
 
-from xpyd_operator.kube.cache import KINDS, OWNER_KIND, POLLED
+from xpyd_operator.kube.client.cache import KINDS, OWNER_KIND, POLLED
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.dependencies import TABLE, keepers, stage, stages
 from xpyd_operator.render.gang import VERSIONS, Gang, InstanceGroups, add_groups

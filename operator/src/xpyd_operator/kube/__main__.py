@@ -25,8 +25,8 @@ from xpyd_operator import __version__, versions
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube import logs
 from xpyd_operator.kube.app import Operator
+from xpyd_operator.kube.client.login import Login, LoginError
 from xpyd_operator.kube.health import PortTaken
-from xpyd_operator.kube.login import Login, LoginError
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.render import gang
 

@@ -15,17 +15,17 @@ import time
 
 from xpyd_operator import __version__
 from xpyd_operator.errors import XpydError
-from xpyd_operator.kube.api import Api
-from xpyd_operator.kube.cache import WatchCache
+from xpyd_operator.kube.client.api import Api
+from xpyd_operator.kube.client.cache import WatchCache
+from xpyd_operator.kube.client.login import Login
+from xpyd_operator.kube.client.metrics import Metrics
+from xpyd_operator.kube.client.reflector import Kopf
+from xpyd_operator.kube.client.watch import Watch
+from xpyd_operator.kube.election.leader import Election, Times
+from xpyd_operator.kube.election.lease import Candidate, StillWorking
 from xpyd_operator.kube.health import Health
-from xpyd_operator.kube.leader import Election, Times
-from xpyd_operator.kube.lease import Candidate, StillWorking
-from xpyd_operator.kube.login import Login
-from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.reflector import Kopf
-from xpyd_operator.kube.services import Services
+from xpyd_operator.kube.service.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.watch import Watch
 
 logger = logging.getLogger(__name__)
 EVENTS_S = 3.0

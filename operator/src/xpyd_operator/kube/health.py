@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from xpyd_operator.errors import XpydError
-from xpyd_operator.kube.metrics import CONTENT_TYPE, Metrics
+from xpyd_operator.kube.client.metrics import CONTENT_TYPE, Metrics
 
 Checks = Callable[[], Sequence[str]]
 """What is wrong now, in words; empty when nothing is."""

@@ -4,7 +4,7 @@
     Breakage   it does not come by itself: of what, what is wrong, and what to do
 
 Laws
-    1. What is not there has exactly one of them, and what is there has none (``Instance.absence``, ``kube.absent``).
+    1. What is not there has exactly one of them, and what is there has none (``Instance.absence``).
     2. Who waits for a place (a node, a quota, an admission) is never stuck: somebody outside may give it one at any time.
     3. The only measure of a wait on the way up is the time that the document gives a start (``engine.startupTimeout``).
 

@@ -62,7 +62,7 @@ class Gang(msgspec.Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """Its name among ``kube.api.RESOURCES``."""
+        """Its name among ``kube.client.api.RESOURCES``."""
         return resource_of(self.version)
 
 

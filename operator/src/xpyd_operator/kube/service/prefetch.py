@@ -1,0 +1,135 @@
+"""What fetches images and weights of one service ahead of its instances: kept as the document asks, and its condition.
+
+    True     ``Fetched``: the images are on all nodes that instances may run on; weights are on the volume
+    False    ``Fetching``: not yet
+             ``WeightsFailed``: the hub does not have the model, or does not give it
+             ``Refused``, ``NameTaken``: the API server does not take a DaemonSet or a Job, or its name is somebody else's
+    Unknown  ``NoNode``: there is no node that an instance may run on, such as before an autoscaler adds one
+
+It says nothing of ``Ready`` nor ``Degraded``: an instance that starts fetches by itself what is not there. Nothing of it is
+an error of a round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.status import Condition
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.client.cache import Entry
+from xpyd_operator.kube.objects.children import Children
+from xpyd_operator.kube.podstate.podstatus import condition, last_line
+from xpyd_operator.kube.service.shared import SharedParts
+from xpyd_operator.plan.conditions import shorten
+from xpyd_operator.render.prefetch import IMAGES, KINDS, WEIGHTS, fetches_weights, prefetch_objects
+
+logger = logging.getLogger(__name__)
+Body = dict[str, Any]
+Status = Literal["True", "False", "Unknown"]
+TYPE: Final = "Prefetched"
+AGAIN_S: Final = 30.0
+"""What the API server refused is tried again so late, or when the document changes."""
+
+
+class ServicePrefetch:
+    """Of one service."""
+
+    def __init__(self, shared: SharedParts, entry: Entry) -> None:
+        self._cache, self._settings = shared.cache, shared.settings
+        self._at = (entry.namespace, entry.name)
+        self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
+        self._rendered: tuple[DisaggService | None, tuple[Body, ...]] = (None, ())
+        self._refused = ""
+        """Why the last try came to nothing."""
+        self._again = 0.0
+        """When there is another one."""
+
+    async def reconcile(self, service: DisaggService, wanted: int, now: float) -> None:
+        """Make the objects as they should be; never raises XpydError.
+
+        Args:
+            service: the document.
+            wanted: instances that are wanted, of both roles together.
+            now: unix seconds.
+        """
+        if self._rendered[0] is not service:
+            self._rendered = (service, prefetch_objects(service, self._settings))
+            self._refused, self._again = "", 0.0
+        made = [each for each in self._rendered[1] if each["kind"] != WEIGHTS or not wanted or self._done(each)]
+        names = {(each["kind"], each["metadata"]["name"]) for each in made}
+        gone = [(each.kind, each.name) for each in self._there() if (each.kind, each.name) not in names]
+        refused = []
+        for objects, unwanted in (((), gone), (made, ())):  # whatever cannot be made, an instance gets its volume
+            if objects and self._refused and now < self._again:
+                return
+            try:
+                await self._children.reconcile_objects(service, objects, unwanted, now, lacking=lambda _: "")
+            except XpydError as error:
+                refused.append(str(error))
+        words = "; ".join(refused)
+        if words and words != self._refused:
+            logger.warning("what fetches ahead for %s/%s: %s", *self._at, words)
+        self._refused, self._again = words, now + AGAIN_S if words else 0.0
+
+    def condition(self) -> Condition | None:
+        """What became of it; None: the document asks for nothing, or the service is suspended, and nothing is left."""
+        service, rendered = self._rendered
+        if self._refused:
+            return _said("False", "Refused", f"the API server does not take it: {self._refused}")
+        if service is None or not rendered:
+            return None
+        names = {f"{each['kind']} {each['metadata']['name']}" for each in rendered}
+        if taken := [each for each in self._children.taken_names if each in names]:
+            return _said("False", "NameTaken", f"somebody else's, so rename or delete it: {', '.join(taken)}")
+        found = [self._cache.get(each["kind"], self._at[0], each["metadata"]["name"]) for each in rendered]
+        return verdict([each.body for each in found if each is not None], weights=fetches_weights(service))
+
+    def _there(self) -> Iterator[Entry]:
+        for kind in KINDS:
+            yield from self._cache.of_service(kind, *self._at)
+
+    def _done(self, wanted: Body) -> bool:
+        entry = self._cache.get(WEIGHTS, self._at[0], wanted["metadata"]["name"])
+        return entry is not None and _holds(entry.body, "Complete")
+
+
+def verdict(there: list[Body], *, weights: bool) -> Condition:
+    """The condition, from DaemonSets and Jobs of a service that are there. ``weights``: there is to be a Job."""
+    daemons, jobs = ([each for each in there if each["kind"] == kind] for kind in (IMAGES, WEIGHTS))
+    nodes = [_nodes(each) for each in daemons]
+    ready, wanted = sum(each[0] for each in nodes), sum(each[1] for each in nodes)
+    words = [f"images on {ready} of {wanted} nodes"]
+    failed = next((each for each in jobs if _holds(each, "Failed")), None)
+    fetched = any(_holds(each, "Complete") for each in jobs)
+    if weights:
+        words.append("weights are fetched" if fetched else "weights are being fetched" if jobs else
+                     "weights are not fetched while instances run, which bring them")
+    if failed is not None:
+        why = condition(failed.get("status") or {}, "Failed") or {}
+        told = last_line(why.get("message")) or why.get("reason") or "no reason is given"
+        say = f"kubectl logs -l job-name={failed['metadata']['name']}"
+        return _said("False", "WeightsFailed", f"weights cannot be fetched: {told} ({say}); {words[0]}")
+    if any(not each[2] for each in nodes) or not daemons or ready < wanted or (jobs and not fetched):
+        return _said("False", "Fetching", "; ".join(words))
+    if not wanted:
+        return _said("Unknown", "NoNode", "; ".join(["no node is there that an instance may run on", *words[1:]]))
+    return _said("True", "Fetched", "; ".join(words))
+
+
+def _nodes(daemon: Body) -> tuple[int, int, bool]:
+    """On how many nodes a DaemonSet's present pods are ready, on how many they are wanted, and whether that is known."""
+    status = daemon.get("status") or {}
+    known = status.get("observedGeneration", 0) >= daemon["metadata"].get("generation", 0)
+    ready = min(status.get("numberReady", 0), status.get("updatedNumberScheduled", 0))
+    return ready, status.get("desiredNumberScheduled", 0), known
+
+
+def _holds(job: Body, kind: str) -> bool:
+    return (condition(job.get("status") or {}, kind) or {}).get("status") == "True"
+
+
+def _said(holds: Status, reason: str, message: str) -> Condition:
+    return Condition(type=TYPE, status=holds, reason=reason, message=shorten(message))
