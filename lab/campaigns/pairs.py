@@ -27,7 +27,6 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 import zmq  # noqa: E402 (tests/support is not on the path before)
 from manifest_ranks import DecodeRank, PrefillRank, wait_until  # noqa: E402
 
-from xpyd_sidecar import curve  # noqa: E402
 from xpyd_sidecar.contract import keys  # noqa: E402
 from xpyd_sidecar.contract.fingerprint import FingerprintFields  # noqa: E402
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId  # noqa: E402
@@ -38,6 +37,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome  # noqa: E402
 from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry  # noqa: E402
 from xpyd_sidecar.kv.messages import Announce, Control, Hello, ListeningRank, Ping, Pong, Prefix, Welcome  # noqa: E402
 from xpyd_sidecar.kv.receiving import Confirm  # noqa: E402
+from xpyd_sidecar.process import curve  # noqa: E402
 from xpyd_sidecar.session.control import ControlThread  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_pairs.json"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lab.gpu.host_copies import HostCopies, HostSums
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.kv.packing import PackedArray, run_blocks, sums_of
 from xpyd_sidecar.memory.chunk import Chunk
 from xpyd_sidecar.memory.device import DeviceCopies, PackedRows

@@ -17,7 +17,7 @@ import torch
 from lab.gpu.busy import settle, wait_done
 from lab.gpu.cache import copy_directly, host, with_copies
 from lab.gpu.findings import Figures, require
-from xpyd_sidecar.engine.kv_cache import CacheRows
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows
 from xpyd_sidecar.kv.packing import PackedArray, run_blocks
 from xpyd_sidecar.memory.device import PackedRows
 from xpyd_sidecar.memory.marks import CopyMark

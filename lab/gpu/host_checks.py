@@ -11,7 +11,7 @@ from lab.gpu.busy import wait_done
 from lab.gpu.cache import copy_directly
 from lab.gpu.findings import Figures, require
 from lab.gpu.store_peers import read_by_peer, resident
-from xpyd_sidecar.engine.shm_setup import StoreMemory
+from xpyd_sidecar.engine.worker.shm_setup import StoreMemory
 from xpyd_sidecar.memory.device import CudaMark
 from xpyd_sidecar.memory.registration import host_memory
 from xpyd_sidecar.transport.shm.serve import ShmServer

@@ -11,7 +11,7 @@ import torch
 from lab.gpu.busy import wait_done
 from lab.gpu.cache import host, with_copies
 from lab.gpu.findings import Figures, require
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.kv.packing import PackedArray, run_blocks, sums_of
 from xpyd_sidecar.memory.device import PackedRows
 

@@ -21,11 +21,11 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.data_plane import PIECE_BYTES, DataPlane, PlaneSizes
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.numa_setup import node_binding
-from xpyd_sidecar.engine.saving import BlockSaver
 from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.worker.data_plane import PIECE_BYTES, DataPlane, PlaneSizes
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.numa_setup import node_binding
+from xpyd_sidecar.engine.worker.saving import BlockSaver
 from xpyd_sidecar.kv.array_layout import ArrayPart
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Key

@@ -101,7 +101,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             result["waits_late_us"] = {side: round(late * 1e6, 1) for side, late in both.late_s.items()}
             result["rss_mib"] = {side: int(one["rss"]) >> 20 for side, one in both.counted().items()}
     if "room" in given.memory:
-        from xpyd_sidecar.engine import device_room  # noqa: PLC0415 (as of ``engines``)
+        from xpyd_sidecar.engine.worker import device_room  # noqa: PLC0415 (as of ``engines``)
         with engines(device_room.device_bytes({}, parameters.CHUNK_TOKENS * parameters.TOKEN_BYTES)) as both:
             result["with_room"] = lengths(both, given.lengths, given.rounds)
     return {

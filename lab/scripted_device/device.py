@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from lab.scripted_device import parameters
 from lab.scripted_device.byte_work import ByteWork
 from lab.scripted_device.counting import Counters
-from xpyd_sidecar.engine import connector, kv_cache
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine import connector
+from xpyd_sidecar.engine.worker import kv_cache
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 from xpyd_sidecar.memory import registration
 from xpyd_sidecar.memory.device import PackedRows
 from xpyd_sidecar.memory.device_rows import RowShape, sum_tables, tables

@@ -20,8 +20,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.reports import LoadReport, StepReport
+from xpyd_sidecar.engine.scheduler.multi_connector import MultiConnectorReports
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.kv.keys import Key, Outcome
 

@@ -19,8 +19,8 @@ from grouped_sides import BLOCKS, MODELS, PAGE, USED, WINDOW, GroupedEngine, Job
 from more_cases import more
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.engine.stats import LINK
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.kv.manifests import PlacedArray, layout
 from xpyd_sidecar.kv.packing import PackedArray
 from xpyd_sidecar.kv.reach import LayerGroup

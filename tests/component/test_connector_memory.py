@@ -19,8 +19,8 @@ from vllm.v1.kv_cache_interface import (
     group_kernel_blocks,
 )
 
-from xpyd_sidecar.engine import kv_cache
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
+from xpyd_sidecar.engine.worker import kv_cache
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.mapping import UNKNOWN, ArrayKind
 from xpyd_sidecar.kv.packing import PackedArray

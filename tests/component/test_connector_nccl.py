@@ -18,8 +18,8 @@ from manifest_ranks import HEAD, HEADS, LAYERS, DecodeRank, PrefillRank, key, wa
 from nccl_fake import FakeNccl, HostDevice, OneRing, World
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import nccl_setup
-from xpyd_sidecar.engine.nccl_setup import PIECE_BYTES, NcclLinks, most_bytes, nccl_links
+from xpyd_sidecar.engine.worker import nccl_setup
+from xpyd_sidecar.engine.worker.nccl_setup import PIECE_BYTES, NcclLinks, most_bytes, nccl_links
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.array_layout import ArrayLayout
 from xpyd_sidecar.kv.groups import group_bytes

@@ -13,7 +13,7 @@ import torch
 from connector_sides import Engine, decode_leg, making, prefill_leg, request, until
 from numa_machines import HERE, policy_of
 
-from xpyd_sidecar.engine import worker_side
+from xpyd_sidecar.engine.worker import worker_side
 from xpyd_sidecar.memory.addresses import address_of
 from xpyd_sidecar.memory.node_binding import NodeBinding
 from xpyd_sidecar.memory.numa_nodes import BoundNode

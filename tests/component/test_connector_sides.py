@@ -48,11 +48,11 @@ from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.handed_blocks import prompt_identity
 from xpyd_sidecar.engine.reports import StepReport
+from xpyd_sidecar.engine.scheduler.handed_blocks import prompt_identity
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Recent

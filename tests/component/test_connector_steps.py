@@ -10,7 +10,7 @@ import pytest
 from connector_sides import Engine, making
 
 from xpyd_sidecar.contract import core_steps
-from xpyd_sidecar.engine.step_times import FIRST_S
+from xpyd_sidecar.engine.scheduler.step_times import FIRST_S
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from copies import LAYER_S, Clock, Cpu, Gpu
 from xpyd_sidecar.contract import legs, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import kv_cache
-from xpyd_sidecar.engine.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.scheduler.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import ConnectorSettings
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.worker import kv_cache
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 from xpyd_sidecar.kv.keys import Outcome
 
 pytestmark = pytest.mark.timeout(300)

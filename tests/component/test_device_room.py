@@ -14,11 +14,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
-from xpyd_sidecar.engine import device_room
 from xpyd_sidecar.engine.compat import device_room as compat_room
-from xpyd_sidecar.engine.device_landing import THROUGH_BYTES
-from xpyd_sidecar.engine.memory_sizes import RING_LEAST, RING_MOST, ROUNDS, SLAB_LEAST
-from xpyd_sidecar.engine.nccl_setup import most_bytes
+from xpyd_sidecar.engine.worker import device_room
+from xpyd_sidecar.engine.worker.device_landing import THROUGH_BYTES
+from xpyd_sidecar.engine.worker.memory_sizes import RING_LEAST, RING_MOST, ROUNDS, SLAB_LEAST
+from xpyd_sidecar.engine.worker.nccl_setup import most_bytes
 
 FREE = 60 << 30
 STEP = 8192 * 36 * 4096

@@ -21,9 +21,9 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat, connector
 from xpyd_sidecar.engine.compat import common, v032, v033
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.memory_sizes import StepLoad
+from xpyd_sidecar.engine.worker.memory_sizes import StepLoad
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.resources import memory_bytes
+from xpyd_sidecar.process.resources import memory_bytes
 
 OTHERS = ["0.31.2", "0.34.0", "0.34.0+cu129", "0.3.2", "0.3.3", "0.320.0", "0.330.0", "1.0.0", "dev"]
 

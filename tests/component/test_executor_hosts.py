@@ -18,11 +18,11 @@ from executor_hosts import KEY, SERVICE_KEY, SETTINGS, Bomb, Host, hosts
 from networks import Networks
 from queue_strangers import Stranger, StrangerElsewhere, frames, talk_garbage
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
+from xpyd_sidecar.process import curve
 
 PATIENCE_S = 60.0
 """For what comes at once on a machine that has a processor for it."""

@@ -19,7 +19,6 @@ import zmq
 from executor_hosts import LIFE, SERVICE_KEY, SETTINGS, Bomb
 from vllm_places import MODULE
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.layout import Layout
 from xpyd_sidecar.broadcast.message import PARTS_MAX
@@ -33,6 +32,7 @@ from xpyd_sidecar.engine.executor_queue import queue as queues
 from xpyd_sidecar.engine.executor_queue.queue import ExecutorReader, ExecutorWriter
 from xpyd_sidecar.engine.executor_queue.settings import QueueSettings
 from xpyd_sidecar.errors import AuthError, ConfigError, OurFault, PeerGone
+from xpyd_sidecar.process import curve
 
 # --- which vLLM ---
 

@@ -37,12 +37,13 @@ from nccl_fake import FakeNccl, HostDevice, World
 from xpyd_sidecar.broadcast.rpc import WorkerGroup
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, data_plane, worker_rpc
+from xpyd_sidecar.engine import compat, worker_rpc
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.kv_cache import CacheRows
-from xpyd_sidecar.engine.memory_sizes import MemorySizes
-from xpyd_sidecar.engine.nccl_setup import NcclLinks
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.worker import data_plane
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows
+from xpyd_sidecar.engine.worker.memory_sizes import MemorySizes
+from xpyd_sidecar.engine.worker.nccl_setup import NcclLinks
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.packing import PackedArray, sum_of
 from xpyd_sidecar.kv.session_bodies import Gpu as NcclGpu

@@ -19,7 +19,7 @@ from lab.gpu.group_ends import End
 from manifest_ranks import DecodeRank, PrefillRank, key, wait_until
 from nccl_fake import FakeNccl, HostDevice, OneRing, World
 
-from xpyd_sidecar.engine.nccl_setup import NcclLinks
+from xpyd_sidecar.engine.worker.nccl_setup import NcclLinks
 from xpyd_sidecar.kv.groups import Groups, GroupState, MakeGroup, Way
 from xpyd_sidecar.kv.receiving import Confirm
 from xpyd_sidecar.kv.session_bodies import Gpu

@@ -12,8 +12,8 @@ from copies import Clock
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import data_plane
-from xpyd_sidecar.engine.nccl_setup import NcclLinks
+from xpyd_sidecar.engine.worker import data_plane
+from xpyd_sidecar.engine.worker.nccl_setup import NcclLinks
 from xpyd_sidecar.kv.session_bodies import Gpu
 from xpyd_sidecar.transport.nccl.driver import Driver
 from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread

@@ -14,7 +14,7 @@ from nccl_fake import FakeNccl, World
 from nccl_streams import StreamDevice
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.nccl_setup import nccl_links
+from xpyd_sidecar.engine.worker.nccl_setup import nccl_links
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.transport.nccl import driver as nccl_driver

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from xpyd_sidecar import accepting, resources
-from xpyd_sidecar.accepting import Acceptor, bind, same_host
+from xpyd_sidecar.process import accepting, resources
+from xpyd_sidecar.process.accepting import Acceptor, bind, same_host
 
 LOOPS = ("asyncio", "uvloop")
 

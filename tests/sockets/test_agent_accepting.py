@@ -15,7 +15,6 @@ from agent_fakes import KEY
 from files import no_files
 from processes import free_port
 
-from xpyd_sidecar import accepting, resources
 from xpyd_sidecar.agent import control, remote
 from xpyd_sidecar.agent.control import Control
 from xpyd_sidecar.agent.remote import Remote
@@ -23,6 +22,7 @@ from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
+from xpyd_sidecar.process import accepting, resources
 
 STATUS = b"GET /status HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]

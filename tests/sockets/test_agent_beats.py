@@ -13,12 +13,12 @@ import zmq
 from agent_fakes import KEY, FakeRouter, config_of
 from beats import AGENT
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.agent import beats as beats_module
 from xpyd_sidecar.agent.beat import Machine
 from xpyd_sidecar.agent.beats import Beats, system_resolve
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.router.fleet.heartbeat_listener import HeartbeatListener
 
 Make = Callable[..., Awaitable[Beats]]
@@ -290,7 +290,7 @@ async def test_an_endless_list_of_addresses_is_cut(make: Make, caplog: pytest.Lo
 
 async def test_an_answer_that_is_no_ack_is_said_and_survived(make: Make, machine: Machine,
                                                              caplog: pytest.LogCaptureFixture) -> None:
-    from xpyd_sidecar import curve
+    from xpyd_sidecar.process import curve
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sock = context.socket(zmq.ROUTER)

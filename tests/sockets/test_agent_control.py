@@ -20,7 +20,6 @@ from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent import remote as remote_module
 from xpyd_sidecar.agent.app import Agent
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import adapters, assignment, duty, keys, signing
 from xpyd_sidecar.contract.adapters import Adapter, AdapterReport, AdapterState
 from xpyd_sidecar.contract.assignment import Assignment
@@ -29,6 +28,7 @@ from xpyd_sidecar.contract.ids import HostPort, Role, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process.beside import Draining
 
 
 class Speaks:

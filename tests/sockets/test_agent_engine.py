@@ -12,7 +12,6 @@ import pytest
 from agent_fakes import FakeEngine, config_of, record_of
 from files import no_files
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import pair_notes, record
@@ -22,6 +21,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import GroupConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.pair_notes import PairNotes, RefusedPeer
+from xpyd_sidecar.process import resources
 
 TWO_ENGINES = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

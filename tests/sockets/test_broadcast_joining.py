@@ -16,7 +16,6 @@ from files import no_files
 from queue_peers import KEY
 from queues import JOIN_S, Make, making
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.local import open_segment
 from xpyd_sidecar.broadcast.queue import Writer
@@ -24,6 +23,7 @@ from xpyd_sidecar.broadcast.reader import LocalReader, join
 from xpyd_sidecar.broadcast.segment import Segment
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import AuthError, ConfigError, Incompatible, PeerGone, ProtocolError, SidecarError
+from xpyd_sidecar.process import resources
 
 
 @pytest.fixture

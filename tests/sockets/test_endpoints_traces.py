@@ -14,13 +14,13 @@ import pytest
 import zmq
 from router_fleet import KEY, Answer, RouterFleet, fleet, read_answer
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import Attempt, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.timeline import HEADER, Notes, TracedAnswer, TraceQuery, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Control, Reject
+from xpyd_sidecar.process import curve
 from xpyd_sidecar.router.endpoints.traces import ask
 
 LOOPS = ("uvloop",)

@@ -10,7 +10,7 @@ from manifest_ranks import DecodeRank, PrefillRank, key, wait_until
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import InstanceName
-from xpyd_sidecar.engine.put_mode import PutMode, Tally
+from xpyd_sidecar.engine.worker.put_mode import PutMode, Tally
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.offers import Push
 

@@ -19,9 +19,9 @@ from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.engine import worker_rpc as crew_module
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc, WorkerRpcServer
-from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Release
+from xpyd_sidecar.process.host_identity import place
 from xpyd_sidecar.threads import watched
 from xpyd_sidecar.threads.watched import ThreadEnded
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import zmq
 
-from xpyd_sidecar import curve, listening
-from xpyd_sidecar.accepting import bind
+from xpyd_sidecar import listening
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.process import curve
+from xpyd_sidecar.process.accepting import bind
 from xpyd_sidecar.router.fleet import heartbeat_listener
 
 KEY = ServiceKey(bytes(32))

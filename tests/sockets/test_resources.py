@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from xpyd_sidecar import resources
-from xpyd_sidecar.resources import PER_REQUEST, RESERVE, Complaint, Lack, is_own_lack, open_limits, raise_files, words
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.resources import (
+    PER_REQUEST,
+    RESERVE,
+    Complaint,
+    Lack,
+    is_own_lack,
+    open_limits,
+    raise_files,
+    words,
+)
 from xpyd_sidecar.router.http.server import ADMIN_CONNECTIONS, REFUSED
 
 
@@ -47,7 +56,7 @@ def test_a_limit_that_is_high_enough_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("soft", "hard", "then"), [(64, 512, 512), (512, 512, 512)])
 def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, then: int) -> None:
-    script = ("import resource; from xpyd_sidecar.resources import raise_files; "
+    script = ("import resource; from xpyd_sidecar.process.resources import raise_files; "
               f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); "
               "print(raise_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

@@ -31,7 +31,7 @@ GRACE_S = 10.0
 """Long, for a machine that is busy; nothing waits for it."""
 STARTS = f"""
 import sys
-from xpyd_sidecar import patience
+from xpyd_sidecar.process import patience
 from xpyd_sidecar.router.upstream import pool as upstream
 upstream.CONNECT_S, patience.GRACE_S = {DEADLINE_S}, {GRACE_S}
 from xpyd_sidecar.__main__ import main

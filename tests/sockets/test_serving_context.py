@@ -40,7 +40,7 @@ async def test_an_ack_tells_how_many_legs_are_open_on_the_instance() -> None:
 async def test_requests_that_ended_are_told_of_in_time_and_whenever_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And there is one timer for it, however often somebody asks meanwhile."""
     told: list[int] = []
-    monkeypatch.setattr("xpyd_sidecar.logs.tell_all", lambda _logger, records, _form: told.append(len(records)))
+    monkeypatch.setattr("xpyd_sidecar.process.logs.tell_all", lambda _logger, records, _form: told.append(len(records)))
     async with fleet(access_log=True) as f:
         due: list[Callable[[], None]] = []
         later = f.context.loop.call_later

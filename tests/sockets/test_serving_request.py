@@ -12,8 +12,8 @@ from beats import FINGERPRINT
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play, attempts
 
-from xpyd_sidecar import patience
 from xpyd_sidecar.contract.ids import Fingerprint
+from xpyd_sidecar.process import patience
 from xpyd_sidecar.router.http.reply import Reply
 
 LOOPS = ("uvloop",)

@@ -12,7 +12,6 @@ import pytest
 import zmq
 from running_threads import until_none_runs
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId, split_host_port
@@ -23,6 +22,7 @@ from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Array, ArrayKind, geometry
 from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, ListeningRank, Ping, Pong, Prefix, Reject, Welcome
+from xpyd_sidecar.process import curve
 from xpyd_sidecar.session.control import ControlThread
 
 KEY = keys.ServiceKey(bytes(range(32)))

@@ -17,13 +17,13 @@ from files import no_files
 from manifest_ranks import DecodeRank, PrefillRank, key, wait_until
 from running_threads import until_none_runs
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import split_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.manifests import Ask, Busy
 from xpyd_sidecar.kv.receiving import Cancel, Confirm
 from xpyd_sidecar.kv.wire import Frame, FrameKind, Wire
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.session import control_connection, publisher
 from xpyd_sidecar.session.publisher import RETRY_LEAST_S, RETRY_MOST_S, Publisher, PublisherSettings
 from xpyd_sidecar.session.receiver import Receiver

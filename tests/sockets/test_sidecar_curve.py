@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract import keys
+from xpyd_sidecar.process import curve
 
 KEY = keys.ServiceKey(bytes(range(32)))
 OTHER = keys.ServiceKey(bytes(32))

@@ -20,11 +20,11 @@ from engines import answers, get
 from processes import Group, free_port
 
 from xpyd_sidecar import __main__ as entry
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import HostPort, State
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, RouterConfig, SidecarConfig
+from xpyd_sidecar.process.beside import Draining
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ import zmq
 from aiohttp import web
 from processes import free_port
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract import record
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat, Parallel, Up
+from xpyd_sidecar.process import curve
 
 KEY = ServiceKey(bytes(range(32)))
 FIELDS = FingerprintFields(model="m1", dtype="float32", kv_dtype="float32", block_size=128, layout="HND", isa="avx2",

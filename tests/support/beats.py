@@ -9,10 +9,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat, Up
+from xpyd_sidecar.process import curve
 
 SERVICE = ServiceName("test")
 AGENT = AgentId("0" * 20)

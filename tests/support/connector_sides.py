@@ -39,9 +39,9 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat
-from xpyd_sidecar.engine.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.scheduler.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import ConnectorSettings
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 
 KEY = keys.ServiceKey(bytes(range(32)))
 BLOCK, BLOCKS, LAYERS = 16, 32, 3

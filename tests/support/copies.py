@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
 from xpyd_sidecar.kv.packing import sums_of
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.memory import device, device_rows

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.memory_sizes import MemorySizes, StepLoad, memory_sizes
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.memory_sizes import MemorySizes, StepLoad, memory_sizes
 from xpyd_sidecar.kv.reach import LayerGroup, Reach
 from xpyd_sidecar.memory import device, device_rows
 from xpyd_sidecar.memory.chunk import Chunk

@@ -20,9 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
-from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.scheduler.multi_connector import MultiConnectorReports
+from xpyd_sidecar.engine.scheduler.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 
 Order = Literal["ours first", "store first"]
 

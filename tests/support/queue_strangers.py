@@ -20,9 +20,9 @@ import zmq
 from executor_hosts import CLEAN, Bomb
 from networks import Network
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.process import curve
 
 KINDS = (zmq.DEALER, zmq.SUB, zmq.XSUB, zmq.PUB, zmq.REQ, zmq.PAIR)
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)

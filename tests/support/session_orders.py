@@ -416,7 +416,7 @@ class Orders:
             p.hear()
 
     def _ended(self, one: Prompt, rank: int, done: LoadFinished) -> None:
-        """A rank reports a load, and the scheduler draws its conclusions (``engine.scheduler_side``)."""
+        """A rank reports a load, and the scheduler draws its conclusions (``engine.scheduler.scheduler_side``)."""
         one.ended[rank] = done.key, done.outcome
         self.log.append(f"{one.letter} finished by d{rank}: {done.outcome} {done.reason}")
         assert done.outcome is Outcome.OK or one.excuses, f"{one.letter} failed: {done.outcome} {done.reason}"

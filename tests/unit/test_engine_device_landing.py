@@ -16,7 +16,7 @@ from copies import Clock, Gpu, LateCopies
 from manifest_sizes import size_of
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.device_landing import DeviceLanding, block_ids, cache_rows
+from xpyd_sidecar.engine.worker.device_landing import DeviceLanding, block_ids, cache_rows
 from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.buffer import BufferPlace
 from xpyd_sidecar.kv.manifests import Manifest, layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xpyd_sidecar.engine.draft_hooks import DraftHooks
+from xpyd_sidecar.engine.worker.draft_hooks import DraftHooks
 
 DRAFT = frozenset({"draft"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.links_setup import check_encryption
+from xpyd_sidecar.engine.worker.links_setup import check_encryption
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.transport.tcp import cipher
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_sidecar.engine.handed_blocks import HandedBlocks
+from xpyd_sidecar.engine.scheduler.handed_blocks import HandedBlocks
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 
 ATTENTION = CacheGroup(Reach("all", 16), 16)

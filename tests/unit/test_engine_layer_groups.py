@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.engine.layer_groups import GROUPS_MOST, last_layers
+from xpyd_sidecar.engine.worker.layer_groups import GROUPS_MOST, last_layers
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=80), st.integers(1, 5000))

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.loading import UNHEARD_STEPS, BlockLoader
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders
 from xpyd_sidecar.engine.stats import LINK
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.loading import UNHEARD_STEPS, BlockLoader
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import geometry, plan
 from xpyd_sidecar.kv.messages import Announce, ListeningRank

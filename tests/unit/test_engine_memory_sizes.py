@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, KEEP_BYTES
-from xpyd_sidecar.engine.memory_sizes import (
+from xpyd_sidecar.engine.worker.memory_sizes import (
     KEEP_MOST,
     RING_LEAST,
     RING_MOST,

@@ -10,8 +10,8 @@ from nixl_fake import World
 from running_threads import until_none_runs
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import nixl_setup
-from xpyd_sidecar.engine.nixl_setup import NixlMemorySizes, NixlSetup
+from xpyd_sidecar.engine.worker import nixl_setup
+from xpyd_sidecar.engine.worker.nixl_setup import NixlMemorySizes, NixlSetup
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.reads import READ_BYTES, READS
 from xpyd_sidecar.kv.session_bodies import Able

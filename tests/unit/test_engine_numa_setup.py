@@ -13,9 +13,9 @@ import pytest
 import torch
 from numa_machines import GPU, HERE, MIB, machine, policy_of
 
-from xpyd_sidecar.engine import numa_setup
-from xpyd_sidecar.engine.numa_setup import node_binding, pci_address
-from xpyd_sidecar.engine.shm_setup import StoreMemory
+from xpyd_sidecar.engine.worker import numa_setup
+from xpyd_sidecar.engine.worker.numa_setup import node_binding, pci_address
+from xpyd_sidecar.engine.worker.shm_setup import StoreMemory
 from xpyd_sidecar.memory.addresses import address_of
 from xpyd_sidecar.memory.node_binding import UNBOUND, NodeBinding
 from xpyd_sidecar.memory.numa_nodes import BoundNode

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.pair_notes import (
     PairNotes,
     RefusedPeer,
 )
-from xpyd_sidecar.engine.pair_recorder import FIRST_S, MOST_S, PairRecorder
+from xpyd_sidecar.engine.scheduler.pair_recorder import FIRST_S, MOST_S, PairRecorder
 from xpyd_sidecar.router.fleet.heartbeat_listener import MAX_MESSAGE
 
 OURS, P0 = Incarnation("d" * 32), InstanceName("p0")

@@ -11,8 +11,8 @@ from render_service import service
 from xpyd_operator.render.engine import kv_options
 from xpyd_operator.render.unsupported import kube_refusals
 from xpyd_sidecar.contract.launch import DEVICE_KEEP_BYTES, DEVICE_RING_BYTES, KEEP_BYTES, NIXL_SLOT_BYTES, KvOptions
-from xpyd_sidecar.engine.data_plane import BUFFER_MOST, PlaneSizes, plane_sizes
-from xpyd_sidecar.engine.memory_sizes import StepLoad
+from xpyd_sidecar.engine.worker.data_plane import BUFFER_MOST, PlaneSizes, plane_sizes
+from xpyd_sidecar.engine.worker.memory_sizes import StepLoad
 
 GIB = 1 << 30
 BLOCK = 36 * 2 * 32 << 10

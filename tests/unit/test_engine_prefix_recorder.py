@@ -13,9 +13,9 @@ from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.contract.prefix_cuts import WHOLE, PromptCut
-from xpyd_sidecar.engine import prefix_recorder
-from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
-from xpyd_sidecar.engine.prefix_recorder import PrefixRecorder
+from xpyd_sidecar.engine.scheduler import prefix_recorder
+from xpyd_sidecar.engine.scheduler.prefix_ledger import PrefixLedger
+from xpyd_sidecar.engine.scheduler.prefix_recorder import PrefixRecorder
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 
 I1 = Incarnation("a1")

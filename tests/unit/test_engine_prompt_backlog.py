@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from xpyd_sidecar.contract.core_steps import PromptWork
-from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
+from xpyd_sidecar.engine.scheduler.prompt_backlog import PromptBacklog
 
 
 def test_a_prompt_is_queued_until_its_steps_have_computed_it() -> None:

@@ -29,10 +29,10 @@ from device_steps import (
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.layer_groups import GROUPS_MOST
-from xpyd_sidecar.engine.memory_sizes import ROUNDS, MemorySizes
-from xpyd_sidecar.engine.saving import SPANS_MOST, BlockSaver
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.layer_groups import GROUPS_MOST
+from xpyd_sidecar.engine.worker.memory_sizes import ROUNDS, MemorySizes
+from xpyd_sidecar.engine.worker.saving import SPANS_MOST, BlockSaver
 from xpyd_sidecar.kv import manifests
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Offers, Push
@@ -92,7 +92,7 @@ class Prefill:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, decodes: int, sizes: MemorySizes = LEAST) -> None:
         self.clock = StepClock()
-        monkeypatch.setattr("xpyd_sidecar.engine.saving.time", SimpleNamespace(monotonic=lambda: self.clock.now))
+        monkeypatch.setattr("xpyd_sidecar.engine.worker.saving.time", SimpleNamespace(monotonic=lambda: self.clock.now))
         self.device = StepDevice(self.clock, sizes.slab)
         self.store = CopyStore(untouched, sizes.keep)
         self.link = Link(self.clock, self.store)

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from xpyd_sidecar.engine import shm_setup
-from xpyd_sidecar.engine.shm_setup import StoreMemory
+from xpyd_sidecar.engine.worker import shm_setup
+from xpyd_sidecar.engine.worker.shm_setup import StoreMemory
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.memory import registration
 from xpyd_sidecar.memory.addresses import address_of

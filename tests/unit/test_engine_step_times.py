@@ -12,9 +12,9 @@ import pytest
 from xpyd_sidecar.contract import core_steps
 from xpyd_sidecar.contract.core_steps import CoreSteps, PromptWork, WrittenSteps
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.engine import step_recorder
-from xpyd_sidecar.engine.step_recorder import StepRecorder
-from xpyd_sidecar.engine.step_times import BASE, FACTOR, FIRST_S, FLOOR_S, KNOWN, MOST_OPEN, WINDOW, StepTimes
+from xpyd_sidecar.engine.scheduler import step_recorder
+from xpyd_sidecar.engine.scheduler.step_recorder import StepRecorder
+from xpyd_sidecar.engine.scheduler.step_times import BASE, FACTOR, FIRST_S, FLOOR_S, KNOWN, MOST_OPEN, WINDOW, StepTimes
 
 I1 = Incarnation("i1")
 

@@ -11,7 +11,7 @@ from xpyd_sidecar.agent.group import Lead, Seat
 from xpyd_sidecar.agent.pulses import Pulses
 from xpyd_sidecar.contract.group import GroupRound, MemberAnswer, MemberHeld, MemberHello, MemberState, Pulse
 from xpyd_sidecar.contract.ids import InstanceName
-from xpyd_sidecar.engine.pulse import EVERY_S
+from xpyd_sidecar.engine.worker.pulse import EVERY_S
 from xpyd_sidecar.member.__main__ import END_S, LOOK_S
 
 ALONE_S, GOING_S = 20.0, 1.0

@@ -203,7 +203,7 @@ def test_whoever_comes_while_the_memory_is_being_made_makes_none_and_waits_for_n
 
 
 def test_memory_that_goes_back_has_gone_before_it_is_made_again() -> None:
-    """What is given up must not be what the next lease gets (``engine.shm_setup``)."""
+    """What is given up must not be what the next lease gets (``engine.worker.shm_setup``)."""
     order: list[str] = []
     calls: list[Callable[[], None]] = []
 

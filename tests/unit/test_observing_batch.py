@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.process import logs
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Counting, of_records
 from xpyd_sidecar.router.observing.history import History
 from xpyd_sidecar.router.observing.metrics import RouterMetrics

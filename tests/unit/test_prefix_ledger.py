@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from xpyd_sidecar.contract.prefix_cuts import WHOLE, PromptCut
-from xpyd_sidecar.engine.prefix_ledger import PrefixLedger, can_compare
+from xpyd_sidecar.engine.scheduler.prefix_ledger import PrefixLedger, can_compare
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 
 BLOCK = 16

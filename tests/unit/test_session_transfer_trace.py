@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.contract.timeline import KEPT, First, Span, TransferSide
-from xpyd_sidecar.engine.recent_transfers import RANKS_MOST, RecentTransfers
+from xpyd_sidecar.engine.scheduler.recent_transfers import RANKS_MOST, RecentTransfers
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.session.transfer_trace import (
     MOST,

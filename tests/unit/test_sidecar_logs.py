@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from xpyd_sidecar import logs
+from xpyd_sidecar.process import logs
 
 
 @pytest.fixture(autouse=True)

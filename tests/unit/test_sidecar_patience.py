@@ -11,8 +11,8 @@ import weakref
 
 import pytest
 
-from xpyd_sidecar import patience
-from xpyd_sidecar.patience import Alarm, Reminder, timeout_with_grace
+from xpyd_sidecar.process import patience
+from xpyd_sidecar.process.patience import Alarm, Reminder, timeout_with_grace
 
 LOOPS = ("asyncio", "uvloop")
 

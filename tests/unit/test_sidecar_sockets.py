@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from xpyd_sidecar import sockets
+from xpyd_sidecar.process import sockets
 
 
 @pytest.mark.parametrize(("seconds", "third"), [(15.0, 5), (3.0, 1), (0.5, 1)])

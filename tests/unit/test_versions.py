@@ -10,7 +10,7 @@ import xpyd_sidecar
 from xpyd_operator import __version__, versions
 from xpyd_operator.cli import main
 from xpyd_operator.errors import LocalError
-from xpyd_sidecar import parts
+from xpyd_sidecar.process import parts
 
 
 def test_packages_of_one_version_fit() -> None:

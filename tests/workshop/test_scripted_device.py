@@ -14,7 +14,7 @@ from lab.scripted_device import byte_work, counting, device, parameters, report
 from lab.scripted_device.byte_work import ByteWork
 from lab.scripted_device.counting import Counters
 
-from xpyd_sidecar.engine import kv_cache
+from xpyd_sidecar.engine.worker import kv_cache
 from xpyd_sidecar.kv import packing
 from xpyd_sidecar.kv.packing import PackedArray
 from xpyd_sidecar.memory.device import PackedRows

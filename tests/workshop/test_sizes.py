@@ -11,7 +11,7 @@ from lab.tools.sizes import area, lines_now, table
 @pytest.mark.parametrize(("path", "where"), [
     ("operator/src/xpyd_operator/api/kv.py", "operator/src"), ("operator/hatch_build.py", None),
     ("sidecar/src/xpyd_sidecar/router/relay/_fast.c", "sidecar/src/router"),
-    ("sidecar/src/xpyd_sidecar/curve.py", "sidecar/src"), ("lab/gpu/__main__.py", "lab"), ("bench/kv/raw.c", "bench"),
+    ("sidecar/src/xpyd_sidecar/config.py", "sidecar/src"), ("lab/gpu/__main__.py", "lab"), ("bench/kv/raw.c", "bench"),
     ("images/wheels.py", None), ("e2e/test_images.py", "e2e"), ("tests/conftest.py", "tests"),
     ("tests/support/fuzz/turns.py", "tests/support"), ("tests/support/fuzz/entry.c", None), ("docs/guide.md", None)])
 def test_each_file_is_counted_in_one_area_or_in_none(path: str, where: str | None) -> None:

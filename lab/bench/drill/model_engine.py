@@ -22,7 +22,6 @@ from core import Core
 
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.instance import DECODE, PREFILL
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.demand import RouterDemand, newest_demands
@@ -30,6 +29,7 @@ from xpyd_sidecar.contract.ids import AgentId, HostPort, Incarnation, Role, Serv
 from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, Load
+from xpyd_sidecar.process import curve
 
 BEAT_S = 0.5
 BACKLOG = 2048

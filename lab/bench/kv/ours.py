@@ -17,8 +17,7 @@ from peer import PARTS
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import NIXL_SLOT_BYTES, KvOptions
-from xpyd_sidecar.engine.data_plane import PIECE_BYTES
-from xpyd_sidecar.host_identity import host
+from xpyd_sidecar.engine.worker.data_plane import PIECE_BYTES
 from xpyd_sidecar.kv.array_layout import ArrayLayout, ArrayPart
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer
@@ -33,6 +32,7 @@ from xpyd_sidecar.kv.ring import Ring
 from xpyd_sidecar.memory.buffer_memory import BufferMemory
 from xpyd_sidecar.memory.chunk import Chunk
 from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.process.host_identity import host
 from xpyd_sidecar.session.greeting import OwnRank
 from xpyd_sidecar.session.link_trial import Fetcher, FetchSettings, OtherLink
 from xpyd_sidecar.session.publisher import Publisher, PublisherSettings

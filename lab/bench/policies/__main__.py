@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import AgentId, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat, Load
-from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
+from xpyd_sidecar.engine.scheduler.prefix_ledger import PrefixLedger
 from xpyd_sidecar.kv.reach import CacheGroup, Reach
 from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies

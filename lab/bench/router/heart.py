@@ -11,10 +11,10 @@ import msgspec
 import zmq
 from contenders import MODEL, SERVICE, Engines
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.process import curve
 
 INTERVAL_S = 3.0
 FIRST_S = 20.0

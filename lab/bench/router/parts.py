@@ -24,10 +24,10 @@ import msgspec
 import uvloop
 
 import xpyd_sidecar
-from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.process import logs
 from xpyd_sidecar.router.app import GC_THRESHOLD
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.probes import Probes

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import uvloop
 
-from xpyd_sidecar import __version__, logs
+from xpyd_sidecar import __version__
 from xpyd_sidecar import config as configuration
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, SidecarError
+from xpyd_sidecar.process import logs
+from xpyd_sidecar.process.beside import Draining
 
 logger = logging.getLogger("xpyd_sidecar")
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source.add_argument("--version", action="store_true", help="say the version, and whether compiled parts are in use")
     args = parser.parse_args(argv)
     if args.version:
-        parts = importlib.import_module("xpyd_sidecar.parts")  # loads half of the router
+        parts = importlib.import_module("xpyd_sidecar.process.parts")  # loads half of the router
         print(f"xpyd-sidecar {__version__} ({parts.describe()})")
         return 0
     where = "--config-json" if args.config is None else f"--config {args.config}"

@@ -5,7 +5,7 @@
                and mostly not what was meant
     rdma       engines that move KV by RDMA need a device for it. How a pod gets one differs from cluster to cluster: a key
                of a device plugin, a claim, a network that a template names. An engine without one says so when it starts,
-               and ends (``xpyd_sidecar.engine.nixl_setup``)
+               and ends (``xpyd_sidecar.engine.worker.nixl_setup``)
     values     what makes KV what it is and is stated for one role alone: whether the other's default is the same, the model
                says
     queue      a label of Kueue's on the service itself

@@ -15,7 +15,7 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import join_host_port
-from xpyd_sidecar.whole_answer import read_whole
+from xpyd_sidecar.process.whole_answer import read_whole
 
 TIMEOUT_S = 10.0
 TOKEN = "XPYD_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)

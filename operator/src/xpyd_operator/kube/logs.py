@@ -1,6 +1,6 @@
 """What the operator's log lines say beside their message: which service, and which object kopf speaks of.
 
-The lines themselves are the sidecar's (``xpyd_sidecar.logs``: one JSON object or one line of text each).
+The lines themselves are the sidecar's (``xpyd_sidecar.process.logs``: one JSON object or one line of text each).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import Literal
 
-from xpyd_sidecar import logs
+from xpyd_sidecar.process import logs
 
 _SUBJECT: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("subject", default=None)
 _KOPF = ("k8s_skip", "k8s_ref", "settings")

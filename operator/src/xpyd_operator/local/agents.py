@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey, admin_token
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.whole_answer import read_whole
+from xpyd_sidecar.process.whole_answer import read_whole
 
 TIMEOUT_S = 2.0
 ANSWER_MAX = 16 << 20

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.agent.beat import (
     SILENT_BEATS,
     AdaptersTold,
@@ -39,7 +38,6 @@ from xpyd_sidecar.agent.member_metrics import MemberFigures
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import RoleFiles
 from xpyd_sidecar.agent.rounds import Rounds
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import adapters, assignment, duty, keys
 from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
@@ -49,6 +47,8 @@ from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.beside import Draining
 
 logger = logging.getLogger(__name__)
 

@@ -25,13 +25,13 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from xpyd_sidecar import curve, resources, sockets
 from xpyd_sidecar.agent.beat import KnownRouter
 from xpyd_sidecar.agent.prefix_teller import PrefixTeller
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import Ack, GoodbyeMessage, Heartbeat
+from xpyd_sidecar.process import curve, resources, sockets
 
 logger = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from xpyd_sidecar.accepting import Acceptor
 from xpyd_sidecar.contract import adapters, assignment
 from xpyd_sidecar.contract.adapters import AdapterOrder
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
 from xpyd_sidecar.errors import ConfigError, OurFault
+from xpyd_sidecar.process.accepting import Acceptor
 
 UNIX_PATH_MAX = 107
 """Bytes of a unix socket's path, without the final NUL (unix(7))."""

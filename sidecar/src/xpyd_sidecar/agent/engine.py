@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import aiohttp
 import msgspec
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.agent import intake, ranks
 from xpyd_sidecar.agent.beat import ProbeResult, merge_notes
 from xpyd_sidecar.agent.held_prefix_files import HeldPrefixFiles
@@ -31,7 +30,8 @@ from xpyd_sidecar.contract.launch import AgentConfig
 from xpyd_sidecar.contract.membership import MAX_ALSO, Drafts, Load
 from xpyd_sidecar.contract.pair_notes import PairNotes
 from xpyd_sidecar.contract.record import EngineRecord
-from xpyd_sidecar.whole_answer import AnswerTooLong, read_whole
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.whole_answer import AnswerTooLong, read_whole
 
 logger = logging.getLogger(__name__)
 

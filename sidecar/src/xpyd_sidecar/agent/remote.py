@@ -16,7 +16,6 @@ import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_adapters, take_role
 from xpyd_sidecar.agent.member_metrics import CONTENT_TYPE, MemberFigures, exposition
 from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
@@ -25,6 +24,7 @@ from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process.accepting import Acceptor, bind
 
 SHUTDOWN_S = 1.0
 STRANGER_S = 1.0

@@ -18,7 +18,6 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.agent import ranks
 from xpyd_sidecar.agent.beat import SLOW_LOOKS, ProbeResult
 from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
@@ -42,7 +41,8 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
 from xpyd_sidecar.contract.run_folder import FileT
 from xpyd_sidecar.listening import bound
-from xpyd_sidecar.whole_answer import read_whole
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.whole_answer import read_whole
 
 logger = logging.getLogger(__name__)
 

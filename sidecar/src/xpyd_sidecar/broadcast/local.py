@@ -19,10 +19,10 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.segment import Segment
 from xpyd_sidecar.errors import AuthError, PeerGone, ProtocolError
+from xpyd_sidecar.process import resources
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.broadcast import wire
 from xpyd_sidecar.broadcast.errors import QueueClosed, ReaderDropped
 from xpyd_sidecar.broadcast.local import refusal
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import AuthError, ConfigError, PeerGone, ProtocolError
+from xpyd_sidecar.process import curve
 
 logger = logging.getLogger(__name__)
 

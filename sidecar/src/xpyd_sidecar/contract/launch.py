@@ -57,7 +57,7 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether KV leaves the host sealed; a peer that has it otherwise is refused."""
     keep_bytes: int | None = None
     """Bound on copies that a rank of prefill holds until decode has taken them; ``host_pool_bytes`` come on top.
-    None: ``KEEP_BYTES`` on a host, and on a device what the model asks for (``engine.memory_sizes``)."""
+    None: ``KEEP_BYTES`` on a host, and on a device what the model asks for (``engine.worker.memory_sizes``)."""
     buffer_bytes: int | None = None
     """Of each rank's lookup buffer for KV that comes before decode has blocks for it. None: ``buffer_share``."""
     buffer_share: float | None = None

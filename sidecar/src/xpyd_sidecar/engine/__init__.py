@@ -5,10 +5,11 @@
 Each of these packages knows those behind it in this order, and none before it (docs/decisions/0013).
 
     connector        what vLLM loads; hands every hook to one of the two sides
-    scheduler_side   pairing and offers: ``scheduler_actions`` carries out what they decide, ``control_handler`` tells
-                     them what peers say, ``worker_rpc`` calls all workers beside a step's orders
-    worker_side      the cache of a rank: ``saving`` copies out for the publisher, ``loading`` counts what came
-    reports          what the two sides hand each other through vLLM
+    scheduler        pairing and offers: ``scheduler_side`` has the hooks, ``scheduler_actions`` carries out what is
+                     decided, ``control_handler`` tells what peers say
+    worker           the cache of a rank: ``worker_side`` has the hooks, ``saving`` copies out for the publisher,
+                     ``loading`` counts what came
+    reports          what the two sides hand each other through vLLM; ``worker_rpc`` calls all workers beside that
     compat           the version of vLLM; with ``dp_plugin.compat`` alone it imports vLLM
     model_download   a program of its own: brings the hub's files before an engine starts
     dp_plugin        keeps data-parallel ranks in step; ``stats`` has what it counts, too

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xpyd_sidecar.contract import launch
-from xpyd_sidecar.engine import compat, device_room, settings
+from xpyd_sidecar.engine import compat, settings
 from xpyd_sidecar.engine.compat import (
     CacheHitSource,
     KVConnectorBase_V1,
@@ -19,13 +19,14 @@ from xpyd_sidecar.engine.compat import (
     drafting,
 )
 from xpyd_sidecar.engine.compat import device_room as compat_room
-from xpyd_sidecar.engine.memory_sizes import StepLoad
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
-from xpyd_sidecar.engine.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.scheduler.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats, with_steps
-from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.engine.worker import device_room
+from xpyd_sidecar.engine.worker.memory_sizes import StepLoad
+from xpyd_sidecar.engine.worker.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError, OurFault
-from xpyd_sidecar.resources import memory_bytes
+from xpyd_sidecar.process.resources import memory_bytes
 
 logger = logging.getLogger(__name__)
 

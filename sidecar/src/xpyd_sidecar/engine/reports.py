@@ -15,6 +15,9 @@ from xpyd_sidecar.kv.reach import TableSpan
 from xpyd_sidecar.session.publisher import SendReport
 from xpyd_sidecar.session.receiver import RefusedRank
 
+LINK = "link:"
+"""Begins the name of what has come in over a link, in bytes, among what workers count."""
+
 
 class LoadOrder(NamedTuple):
     """Load blocks of a request's prompt into those of ``tables``, by group; each rank takes its own part of the plan."""

@@ -12,6 +12,7 @@ from typing import Any
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine.compat import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
 from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS as STEPS
+from xpyd_sidecar.engine.reports import LINK
 
 COUNTERS = {
     metrics.PUSHED_BYTES: "KV payload bytes that decode engines confirmed.",
@@ -44,8 +45,6 @@ GAUGES = {
     metrics.DP_LOCAL: "Forwards that this data-parallel rank has begun.",
     metrics.DP_GRANTED: "The last forward that all data-parallel ranks must run.",
 }
-LINK = "link:"
-"""Begins the name of what has come in over a link, in bytes."""
 REFUSED = f"{metrics.LINKS_REFUSED}:"
 """Begins the name of a link that sessions could not have."""
 

@@ -36,9 +36,9 @@ from xpyd_sidecar.contract.duty import EngineRole
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import PeerError, PeerGone
-from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Release
+from xpyd_sidecar.process.host_identity import place
 from xpyd_sidecar.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)

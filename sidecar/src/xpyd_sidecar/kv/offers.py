@@ -7,7 +7,7 @@ Laws
    are copies, so a preempted leg goes on from where it was; a rank that had no room for one by then lets go of its part.
    A leg that lacks a block in the step that makes it final is withdrawn: nothing is sent in its place.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go. So is one whose blocks turn out
-   not to be what they were taken for, in whatever state (``engine.multi_connector``).
+   not to be what they were taken for, in whatever state (``engine.scheduler.multi_connector``).
    One that was pushed whole holds its blocks after its end until every rank has copied them out, or let go, whatever
    becomes of its transfer: else a rank that hears late that nothing is to be sent would send another request's KV in its
    name. Of one that was not, decode lacks a block, and takes nothing.

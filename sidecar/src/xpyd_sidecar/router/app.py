@@ -12,14 +12,14 @@ from functools import partial
 
 import msgspec
 
-from xpyd_sidecar import resources
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.waking import CALL_MAX
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.patience import GRACE_S, late, timeout_with_grace
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.beside import Draining
+from xpyd_sidecar.process.patience import GRACE_S, late, timeout_with_grace
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.balance.told_prefixes import ToldPrefixes
 from xpyd_sidecar.router.endpoints.admin import AdminPaths

@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.legs import Peer
@@ -28,6 +27,7 @@ from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.leases import ListeningClock
 from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
+from xpyd_sidecar.process import curve
 from xpyd_sidecar.threads.watched import Faults, WatchedThread
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.errors import Incompatible, PeerGone, ProtocolError
 from xpyd_sidecar.kv import session_bodies as bodies
 from xpyd_sidecar.kv.wire import Frame, FrameKind
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.transport.links import FetchLink, FetchOwner, Session, StoreReader
 from xpyd_sidecar.transport.shm.fetch import Mapping as SharedMapping
 from xpyd_sidecar.transport.shm.fetch import ShmFetchLink

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port
 from xpyd_sidecar.errors import AuthError, ConfigError, PeerError, PeerGone, ProtocolError
@@ -27,6 +26,7 @@ from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, 
 from xpyd_sidecar.kv.publishing import Publishing
 from xpyd_sidecar.kv.wire import Frame, FrameKind
 from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.session.greeting import OwnRank
 from xpyd_sidecar.session.prefill_session import PrefillSession
 from xpyd_sidecar.session.stored_copy import StoredCopy

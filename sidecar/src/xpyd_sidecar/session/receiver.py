@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.pair_notes import MOST_REFUSED
@@ -32,6 +31,7 @@ from xpyd_sidecar.kv.manifests import Ask, Busy, Manifest, ManifestTaken, Sums, 
 from xpyd_sidecar.kv.receiving import Cancel, Confirm, WantTry
 from xpyd_sidecar.kv.wire import Frame, FrameKind
 from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.session.decode_session import DecodeSession, connecting, outcome_of
 from xpyd_sidecar.session.greeting import OwnRank
 from xpyd_sidecar.session.worse_links import WorseLinks

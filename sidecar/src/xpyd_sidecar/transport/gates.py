@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 
-from xpyd_sidecar import built
+from xpyd_sidecar.process import built
 
 __all__ = ["COMPILED", "REASON", "Gate"]
 

@@ -5,7 +5,7 @@ Belongs here: the choice. XPYD_PLAIN=1 in the environment takes Python's, so tha
 
 from __future__ import annotations
 
-from xpyd_sidecar import built
+from xpyd_sidecar.process import built
 from xpyd_sidecar.transport.moves_plain import REVISION
 
 __all__ = ["COMPILED", "Scatter", "sums"]

@@ -12,8 +12,8 @@ from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.signing import SignedCall
-from xpyd_sidecar.patience import timeout_with_grace
-from xpyd_sidecar.whole_answer import read_whole
+from xpyd_sidecar.process.patience import timeout_with_grace
+from xpyd_sidecar.process.whole_answer import read_whole
 
 NEVER = aiohttp.ClientTimeout(total=None)
 """The deadline of ``ask_router`` comes before what was answered while this process did not run."""

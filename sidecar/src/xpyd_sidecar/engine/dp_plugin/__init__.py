@@ -61,7 +61,7 @@ def _leave_room() -> None:
     from vllm.platforms import current_platform  # noqa: PLC0415 (likewise)
 
     if current_platform.is_cuda_alike():
-        from xpyd_sidecar.engine import device_room  # noqa: PLC0415 (imports torch)
         from xpyd_sidecar.engine.compat.device_room import leave  # noqa: PLC0415 (likewise)
+        from xpyd_sidecar.engine.worker import device_room  # noqa: PLC0415 (imports torch)
 
         leave(device_room.device_bytes)

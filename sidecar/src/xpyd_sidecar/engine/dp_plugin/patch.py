@@ -24,7 +24,7 @@ from xpyd_sidecar.engine.dp_plugin.compat import DPEngineCoreProc, EngineCore, E
 from xpyd_sidecar.engine.dp_plugin.settings import StepSyncSettings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.host_identity import place
+from xpyd_sidecar.process.host_identity import place
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import zmq
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.dp import frames
@@ -25,6 +24,7 @@ from xpyd_sidecar.dp.frames import Grant, Want
 from xpyd_sidecar.dp.watch import PeerWatch
 from xpyd_sidecar.engine.dp_plugin.links import Listener, Rules
 from xpyd_sidecar.errors import ProtocolError
+from xpyd_sidecar.process import curve
 
 logger = logging.getLogger(__name__)
 

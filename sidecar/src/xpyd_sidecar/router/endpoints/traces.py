@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Clock, TracedAnswer, TraceQuery, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
+from xpyd_sidecar.process import curve
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
 from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.observing import timeline

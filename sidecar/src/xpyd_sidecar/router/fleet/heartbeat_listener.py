@@ -22,12 +22,13 @@ from typing import NamedTuple
 import msgspec
 import zmq
 
-from xpyd_sidecar import curve, listening, sockets
+from xpyd_sidecar import listening
 from xpyd_sidecar.contract.demand import RouterDemand
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, AgentMessage, Heartbeat, PrefixChanges, Up
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process import curve, sockets
 from xpyd_sidecar.router.fleet.member import BeatRefused, Undecodable
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, split_host_port
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.patience import timeout_with_grace
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.patience import timeout_with_grace
 from xpyd_sidecar.router.fleet import restarts
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.heartbeat_listener import Verdict

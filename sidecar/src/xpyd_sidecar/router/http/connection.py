@@ -16,7 +16,7 @@ import struct
 import uuid
 from typing import cast
 
-from xpyd_sidecar.accepting import descriptor_of, of_this_host
+from xpyd_sidecar.process.accepting import descriptor_of, of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.holding import Held, RequestHolding

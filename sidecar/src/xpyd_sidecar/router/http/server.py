@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.launch import ledger_bytes
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process.accepting import Acceptor, bind
 from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
 from xpyd_sidecar.router.http.body_budget import DEFAULT, BodyBudget
 from xpyd_sidecar.router.http.ledger import ByteLedger

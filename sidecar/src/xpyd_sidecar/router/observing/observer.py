@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpyd_sidecar import logs
 from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.process import logs
 from xpyd_sidecar.router.api.paths import Route, RouteKind
 from xpyd_sidecar.router.fleet.member import HealthResult, RosterChange
 from xpyd_sidecar.router.fleet.roster import Roster

@@ -5,7 +5,7 @@ XPYD_PLAIN=1 in the environment takes Python's, so that the same tests run over 
 
 from __future__ import annotations
 
-from xpyd_sidecar import built
+from xpyd_sidecar.process import built
 from xpyd_sidecar.router.relay.plain import ANSWER_REVISION, CAREFUL, NOTED, PLAIN, REVISION, Whole
 
 __all__ = ["CAREFUL", "COMPILED", "NOTED", "PLAIN", "Outlet", "Scanner", "UpstreamReceiver", "Whole", "take"]

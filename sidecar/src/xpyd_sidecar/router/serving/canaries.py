@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.patience import Alarm
+from xpyd_sidecar.process.patience import Alarm
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import FleetMember

@@ -29,7 +29,7 @@ from typing import Final
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.patience import Alarm
+from xpyd_sidecar.process.patience import Alarm
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.api.paths import PATHS

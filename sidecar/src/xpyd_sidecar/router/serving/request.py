@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.patience import Reminder
+from xpyd_sidecar.process.patience import Reminder
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason, HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.http.reply import Reply

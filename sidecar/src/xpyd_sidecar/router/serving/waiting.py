@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from xpyd_sidecar.patience import Alarm
+from xpyd_sidecar.process.patience import Alarm
 from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import FailureReason, HttpFault, too_many, unavailable
 from xpyd_sidecar.router.balance.queue import FairQueue

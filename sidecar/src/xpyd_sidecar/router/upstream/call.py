@@ -13,8 +13,8 @@ from typing import Protocol, cast
 
 import msgspec
 
-from xpyd_sidecar.accepting import descriptor_of
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.process.accepting import descriptor_of
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.http.wire import HeadReader, MalformedMessage, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver

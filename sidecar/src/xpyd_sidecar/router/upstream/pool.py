@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
-from xpyd_sidecar.patience import Alarm, timeout_with_grace
+from xpyd_sidecar.process import resources
+from xpyd_sidecar.process.patience import Alarm, timeout_with_grace
 from xpyd_sidecar.router.api.faults import FailureKind, FailureReason
 from xpyd_sidecar.router.api.paths import PATHS
 from xpyd_sidecar.router.fleet.member import EngineTarget

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from xpyd_sidecar import resources
+from xpyd_sidecar.process import resources
 
 OTHERWISE: Final = "set kv.sharedMemory, so that both have a folder to share, or kv.transport: auto"
 """What to do where transport is shm and there is no way to share memory."""

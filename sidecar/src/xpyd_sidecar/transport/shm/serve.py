@@ -22,11 +22,11 @@ import weakref
 from pathlib import Path
 from typing import Final
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv.reads import TICKET_BYTES
 from xpyd_sidecar.kv.session_bodies import NO_HOST_LINK, NOT_ONE_HOST, Able, LinkChoice, LinkWelcome, SharedStore
 from xpyd_sidecar.kv.wire import FrameKind
+from xpyd_sidecar.process import resources
 from xpyd_sidecar.transport.links import ServeLink, Session
 from xpyd_sidecar.transport.shm.mailbox import MailboxSender, mark
 from xpyd_sidecar.transport.tickets import SESSIONS, Tickets

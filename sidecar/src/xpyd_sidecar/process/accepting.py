@@ -17,8 +17,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from xpyd_sidecar import resources
 from xpyd_sidecar.listening import both_families, bound
+from xpyd_sidecar.process import resources
 
 logger = logging.getLogger(__name__)
 

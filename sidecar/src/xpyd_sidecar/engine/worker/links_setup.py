@@ -8,8 +8,8 @@ from pathlib import Path
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.settings import FIELD
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.host_identity import host
 from xpyd_sidecar.kv.session_bodies import Gpu, LinkName
+from xpyd_sidecar.process.host_identity import host
 from xpyd_sidecar.session.link_trial import Fetcher, FetchSettings, OtherLink
 from xpyd_sidecar.session.receiver import Receiver
 from xpyd_sidecar.transport.links import StoreReader

@@ -16,7 +16,7 @@ from typing import Final
 from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
+from xpyd_sidecar.engine.scheduler.prefix_ledger import PrefixLedger
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
-from xpyd_sidecar.engine.layer_groups import last_layers
-from xpyd_sidecar.engine.put_mode import PutMode
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
+from xpyd_sidecar.engine.worker.layer_groups import last_layers
+from xpyd_sidecar.engine.worker.put_mode import PutMode
 from xpyd_sidecar.kv.array_layout import ArrayLayout
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.manifests import most_blocks

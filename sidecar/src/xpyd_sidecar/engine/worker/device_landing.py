@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.kv_cache import CacheRows, KvCache
+from xpyd_sidecar.engine.worker.kv_cache import CacheRows, KvCache
 from xpyd_sidecar.kv.buffer import BufferPlace
 from xpyd_sidecar.kv.extents import Extents
 from xpyd_sidecar.kv.selection import PackedSpan, Piece, places

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.engine.recent_transfers import RecentTransfers
 from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, StepReport, UnclaimedOrder
+from xpyd_sidecar.engine.scheduler.recent_transfers import RecentTransfers
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.kv import messages, offers, pairing, peers

@@ -22,19 +22,20 @@ from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.speculation import Speculation
-from xpyd_sidecar.engine import compat, prefix_ledger
-from xpyd_sidecar.engine.control_handler import ControlHandler
-from xpyd_sidecar.engine.handed_blocks import HandedBlocks, prompt_identity
-from xpyd_sidecar.engine.multi_connector import MultiConnectorReports
-from xpyd_sidecar.engine.pair_recorder import PairRecorder
-from xpyd_sidecar.engine.prefix_ledger import PrefixLedger
-from xpyd_sidecar.engine.prefix_recorder import PrefixRecorder
-from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
+from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
-from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
+from xpyd_sidecar.engine.scheduler import prefix_ledger
+from xpyd_sidecar.engine.scheduler.control_handler import ControlHandler
+from xpyd_sidecar.engine.scheduler.handed_blocks import HandedBlocks, prompt_identity
+from xpyd_sidecar.engine.scheduler.multi_connector import MultiConnectorReports
+from xpyd_sidecar.engine.scheduler.pair_recorder import PairRecorder
+from xpyd_sidecar.engine.scheduler.prefix_ledger import PrefixLedger
+from xpyd_sidecar.engine.scheduler.prefix_recorder import PrefixRecorder
+from xpyd_sidecar.engine.scheduler.prompt_backlog import PromptBacklog
+from xpyd_sidecar.engine.scheduler.scheduler_actions import SchedulerActions
+from xpyd_sidecar.engine.scheduler.step_recorder import StepRecorder
 from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.stats import Stats
-from xpyd_sidecar.engine.step_recorder import StepRecorder
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import mapping, offers, pairing, peers

@@ -15,8 +15,8 @@ from typing import Final
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.contract.timeline import TracedAnswer, TraceQuery
-from xpyd_sidecar.engine.pair_recorder import PairRecorder
-from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
+from xpyd_sidecar.engine.scheduler.pair_recorder import PairRecorder
+from xpyd_sidecar.engine.scheduler.scheduler_actions import SchedulerActions
 from xpyd_sidecar.kv import messages, peers
 from xpyd_sidecar.kv.keys import Outcome, Recent
 from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, Ping, Pong, Prefix, Reject, ToDecode, TryGone, Welcome

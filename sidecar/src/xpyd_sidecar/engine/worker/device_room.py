@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.device_landing import THROUGH_BYTES
-from xpyd_sidecar.engine.memory_sizes import RING_MOST, SLAB_MOST, ring_bytes, slab_bytes
-from xpyd_sidecar.engine.nccl_setup import most_bytes
+from xpyd_sidecar.engine.worker.device_landing import THROUGH_BYTES
+from xpyd_sidecar.engine.worker.memory_sizes import RING_MOST, SLAB_MOST, ring_bytes, slab_bytes
+from xpyd_sidecar.engine.worker.nccl_setup import most_bytes
 
 
 def extra_bytes(options: KvOptions) -> int:

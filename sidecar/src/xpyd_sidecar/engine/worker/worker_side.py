@@ -19,25 +19,25 @@ import torch
 
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, split_host_port
-from xpyd_sidecar.engine.data_plane import DataPlane, PlaneThread, plane_sizes
-from xpyd_sidecar.engine.draft_hooks import DraftHooks
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.loading import BlockLoader
-from xpyd_sidecar.engine.memory_sizes import StepLoad
-from xpyd_sidecar.engine.numa_setup import node_binding
-from xpyd_sidecar.engine.pulse import PulseThread
-from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, StepReport
-from xpyd_sidecar.engine.saving import BlockSaver
 from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.worker.data_plane import DataPlane, PlaneThread, plane_sizes
+from xpyd_sidecar.engine.worker.draft_hooks import DraftHooks
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.loading import BlockLoader
+from xpyd_sidecar.engine.worker.memory_sizes import StepLoad
+from xpyd_sidecar.engine.worker.numa_setup import node_binding
+from xpyd_sidecar.engine.worker.pulse import PulseThread
+from xpyd_sidecar.engine.worker.put_mode import PutMode
+from xpyd_sidecar.engine.worker.saving import BlockSaver
 from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.messages import ListeningRank
 from xpyd_sidecar.kv.reach import LayerGroup
 from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.memory.completions import Completions
 from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.process.host_identity import place
 from xpyd_sidecar.session.greeting import OwnRank
 from xpyd_sidecar.session.transfer_trace import Forwards, pack_first, pack_note
 from xpyd_sidecar.threads import watched

@@ -16,14 +16,14 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import nixl_setup
-from xpyd_sidecar.engine.device_landing import THROUGH_BYTES, DeviceLanding
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.links_setup import check_encryption, fetcher, shared_server
-from xpyd_sidecar.engine.memory_sizes import StepLoad, describe, memory_sizes
-from xpyd_sidecar.engine.nccl_setup import nccl_links
 from xpyd_sidecar.engine.settings import ConnectorSettings
-from xpyd_sidecar.engine.shm_setup import StoreMemory
+from xpyd_sidecar.engine.worker import nixl_setup
+from xpyd_sidecar.engine.worker.device_landing import THROUGH_BYTES, DeviceLanding
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
+from xpyd_sidecar.engine.worker.links_setup import check_encryption, fetcher, shared_server
+from xpyd_sidecar.engine.worker.memory_sizes import StepLoad, describe, memory_sizes
+from xpyd_sidecar.engine.worker.nccl_setup import nccl_links
+from xpyd_sidecar.engine.worker.shm_setup import StoreMemory
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer
 from xpyd_sidecar.kv.extents import round_up

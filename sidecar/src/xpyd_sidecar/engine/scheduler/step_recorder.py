@@ -15,8 +15,8 @@ from typing import Final
 from xpyd_sidecar.contract import core_steps
 from xpyd_sidecar.contract.core_steps import CoreSteps, WrittenSteps
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.engine.prompt_backlog import PromptBacklog
-from xpyd_sidecar.engine.step_times import StepTimes
+from xpyd_sidecar.engine.scheduler.prompt_backlog import PromptBacklog
+from xpyd_sidecar.engine.scheduler.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 

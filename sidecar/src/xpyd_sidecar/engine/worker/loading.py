@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from xpyd_sidecar.engine.kv_cache import KvCache
-from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, StepReport
-from xpyd_sidecar.engine.stats import LINK
+from xpyd_sidecar.engine.reports import LINK, ExpectOrder, LoadOrder, LoadReport, Orders, StepReport
+from xpyd_sidecar.engine.worker.kv_cache import KvCache
 from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.fetch_steps import FetchPlan
 from xpyd_sidecar.kv.keys import Outcome
