@@ -1,11 +1,11 @@
 """``python -m xpyd_sidecar --config FILE``: runs the router, the agent or both in one process; ``--version`` says which
 version this is, and whether its compiled parts are in use.
 
-The configuration is JSON of ``contract.launch.SidecarConfig``. SIGTERM and SIGINT end it in order; a half that fails ends
-the process.
+The configuration is JSON of ``contract.launch.SidecarConfig``. SIGTERM and SIGINT end the process in order; so does a
+router or an agent that fails.
 
-Exit code: 0 ended by a signal; 1 a half failed; 2 the configuration or the key is wrong, or a port is taken (one line on
-stderr names the field).
+Exit code: 0 ended by a signal; 1 the router or the agent failed; 2 the configuration or the key is wrong, or a port is
+taken (one line on stderr names the field).
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Await
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command with these arguments (None: those of the process); returns its exit code.
+
+    Raises:
+        SystemExit: an argument is wrong.
+    """
     parser = argparse.ArgumentParser(prog="xpyd_sidecar", description="Run the router and/or the agent of xpyd.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", metavar="FILE", help="JSON of SidecarConfig; - reads standard input")
@@ -83,7 +87,7 @@ def _key(config: SidecarConfig) -> keys.ServiceKey:
 
 
 async def _run(config: SidecarConfig, key: keys.ServiceKey) -> int:
-    """Run the halves until a signal or a failure; the exit code."""
+    """Run the router, the agent or both until a signal comes or one of them ends; returns the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,7 +111,7 @@ def _half(name: str) -> Half:
 
 
 def _outcome(name: str, task: asyncio.Future[None], stop: asyncio.Event) -> int:
-    """The exit code that one ended half asks for; says why it failed."""
+    """The exit code for a router or agent (``name``) whose task has ended; logs why it failed."""
     error = task.exception()
     if error is None:
         if stop.is_set():

@@ -1,7 +1,8 @@
-"""YAML text to untyped documents that know their lines.
+"""Reads YAML text into untyped documents that know the line of each field.
 
 Values are read as kubectl reads them (YAML 1.1: an unquoted ``off`` is false), but dates stay text, and a key that stands
-twice is a fault. Size and number of nodes are bounded, so that aliases cannot blow a small file up.
+twice is an error. A text has at most ``MAX_CHARS`` characters, and a document ``MAX_NODES`` values, those that aliases
+repeat included.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "i
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One YAML document."""
+    """One YAML document, as plain values, with the line of each field, counted from 1."""
 
     value: Any
     """What it says, as plain dicts, lists and scalars."""
@@ -32,7 +33,7 @@ class Document(msgspec.Struct, frozen=True):
     """Line of each field, by its path (``spec.engine.args[2]``)."""
 
     def line_of(self, path: str) -> int:
-        """The line of a field; where it is missing, of what it would be in."""
+        """The line of the field at ``path``; where it is missing, that of the closest section around it that is there."""
         while path:
             if path in self.lines:
                 return self.lines[path]
@@ -41,7 +42,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class LoadError(SpecError):
-    """The text is no YAML, or holds no document."""
+    """The text is no YAML, too large or too deeply nested, or has no document. ``line``: where, counted from 1."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__((Fault("document", message),))
@@ -49,7 +50,7 @@ class LoadError(SpecError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves scalars as YAML 1.1 does, except for dates."""
+    """Resolves scalars as YAML 1.1 does, except for dates, which stay text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -59,10 +60,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def documents(text: str) -> list[Document]:
-    """All documents of a text; those that are empty (only comments) are left out.
+    """All YAML documents of a text; those that are empty (only comments) are left out.
 
     Raises:
-        LoadError: the text is too large, no YAML, or has no document at all.
+        LoadError: the text is too large or too deeply nested, is no YAML, or has no document at all.
     """
     if len(text) > MAX_CHARS:
         raise LoadError(1, f"has {len(text)} characters, at most {MAX_CHARS} are read")
@@ -99,7 +100,7 @@ def _all(loader: _Loader) -> list[Document]:
 
 
 class _Builder:
-    """Nodes to values, with the line of every path."""
+    """Builds plain values from YAML nodes, and notes the line of every field by its path."""
 
     def __init__(self, loader: _Loader) -> None:
         self.loader = loader

@@ -1,8 +1,8 @@
-"""Options of vLLM's server that its parser would refuse, by the table of those that it has (``tables.vllm``).
+"""Finds engine arguments that the parser of vLLM's server would refuse, by the table of its options (``tables.vllm``).
 
-The tag of ``engine.image`` says which version is meant; where it does not, an option is warned of if no known version takes
-it. Names may be shortened as far as they are those of one option, and have ``_`` for ``-``, as vLLM takes them. Items that
-belong to a configuration by a dot (``--kv-events-config.topic``) are known by their option alone.
+The tag of ``engine.image`` says which version is meant; where it does not, an argument is reported only if no known
+version takes it. As in vLLM, a name may be shortened as long as it fits one option alone, and may have ``_`` for ``-``.
+Of an option with a dot into an object (``--kv-events-config.topic``) only what stands before the dot is checked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INSTEAD: Final = {
 
 
 def versions(image: str) -> tuple[str, ...]:
-    """The versions of vLLM that an image may have: that of its tag, or all that are known."""
+    """The versions of vLLM (``0.33``) that an image may have: that of its tag if it is known, else all that are known."""
     known = tables.vllm().versions
     tag = _TAG.search(image.partition("@")[0].rpartition("/")[2])
     return (tag[1],) if tag is not None and tag[1] in known else known
@@ -57,12 +57,13 @@ def versions_in_words(found: Sequence[str]) -> str:
 
 
 def faults(args: Sequence[str], image: str, *, ends: bool = True) -> Iterator[tuple[int, str]]:
-    """Index and words of every item that no engine of such an image would start with.
+    """Every argument that the parser of each version of vLLM that the image may have refuses: its index in the list, and
+    what is wrong with it, in words. Options that xpyd sets itself are left to ``owned``.
 
     Args:
-        args: a list of arguments.
-        image: that of the engine.
-        ends: nothing follows the list, so that its last option has all its values.
+        args: a list of engine arguments.
+        image: the engine's image.
+        ends: whether nothing follows the list, so that its last option has all its values.
     """
     meant = versions(image)
     for one in given_options(args):
@@ -103,7 +104,7 @@ def _second(value: str) -> str:
 
 
 def _value(option: Option, value: str) -> str:
-    """What is wrong with one value; empty where it is taken."""
+    """What is wrong with one value of an option, in words; empty where vLLM takes it."""
     if value in option.words:
         return ""
     if option.choices:
@@ -142,7 +143,7 @@ def _bounds(option: Option) -> str:
 
 
 def _find(name: str, version: str) -> Option | str:
-    """The option that a name is, shortened or not, or in words why it is none."""
+    """The option of a version of vLLM that a name, shortened or not, stands for; or, in words, why it stands for none."""
     named = _named(version)
     if name in named:
         return named[name]

@@ -1,8 +1,8 @@
 """Engine arguments and environment that xpyd sets itself, and what to write instead.
 
 vLLM's parser reads an option as ``--x y`` and ``--x=y``, with ``_`` for ``-``, shortened as far as it stays unambiguous
-(``--tensor-par``), with a dot into an object (``--kv-transfer-config.kv_role``), and by a few short names (``-tp``). All
-of these are refused. One table makes the Python check and the expression for the CRD.
+(``--tensor-par``), with a dot into an object (``--kv-transfer-config.kv_role``), and by a few short names (``-tp``). An
+option that xpyd sets is refused in each of these forms. The check in Python and the CRD's CEL rule come from one table.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ ENV_PATTERN = rf"^({'|'.join(_ENV)})$"
 
 
 def option_of(argument: str) -> tuple[str, str] | None:
-    """The owned option that an argument is, and what to write instead; None where it is free."""
+    """The option that an engine argument gives and xpyd sets itself, in any spelling that vLLM accepts, and what to write
+    instead; None where the argument is the user's to set.
+    """
     name = re.split(r"[=.]", argument, maxsplit=1)[0]
     name = name[:2] + name[2:].replace("_", "-")
     if attached := _ATTACHED.fullmatch(name):
@@ -103,22 +105,26 @@ def option_of(argument: str) -> tuple[str, str] | None:
 
 
 def is_spaced_option(argument: str) -> bool:
-    """Whether an argument is an option and its value in one item."""
+    """Whether an argument is an option and its value in one item with a space between, which vLLM does not understand."""
     return re.search(SPACED_PATTERN, argument) is not None
 
 
 def env(name: str) -> str:
-    """What to write instead of a variable that is set by xpyd; empty where it is free."""
+    """What to write instead of an environment variable that xpyd sets itself; empty where it is the user's to set."""
     return next((instead for pattern, instead in _ENV.items() if re.fullmatch(pattern, name)), "")
 
 
 def listing() -> list[tuple[str, str]]:
-    """Every owned option with what to write instead, for the reference."""
+    """Every option that xpyd sets itself, with what to write instead, for the reference. A ``*`` at the end of a name
+    stands for any ending.
+    """
     return [(option.replace("|", "") + ("*" if option.endswith("|") else ""), text) for option, text in _TABLE.items()]
 
 
 def expression() -> str:
-    """A regular expression (RE2) that finds the same arguments as ``option_of``. Kept short: CEL's cost grows with it."""
+    """A regular expression (RE2) that matches the arguments for which ``option_of`` finds an option. Kept short, since
+    the cost of a CEL rule grows with it.
+    """
     heads = "|".join(head.removeprefix("--").replace("-", "[-_]") for head in _HEADS)
     full = "|".join(option.removeprefix("--") for option in _FULL)
     short = "|".join(name.removeprefix("-") for name in SHORT)
@@ -126,10 +132,12 @@ def expression() -> str:
 
 
 def message() -> str:
-    """CEL that names the first owned argument of a list (``self``) and says what to write instead.
+    """A CEL expression that gives the error message for a list of engine arguments (``self``): it names one option in it
+    that xpyd sets itself, the first in the table's order, and what to write instead.
 
-    Every text is one of the table's, found by beginnings: what is put together from the list, or asked for by expressions,
-    has no bound that an API server would take. What beginnings do not find (``_`` for ``-``) has the last text.
+    All texts are constants, chosen by what arguments begin with: an API server refuses messages that are built from the
+    list or chosen by regular expressions, since it cannot bound their cost. An option that is not found so (``_`` for
+    ``-``) gets a general text.
     """
     words = "'one of these is set by xpyd; see the reference of engine.args'"
     shorts: dict[str, list[str]] = {}
@@ -145,7 +153,7 @@ def message() -> str:
 
 
 def _row(option: str) -> str:
-    """The row of the table that an owned option is of."""
+    """The key of the table's row that covers a long option which xpyd sets itself."""
     return next(row for row in _TABLE if option.startswith(row.partition("|")[0]))
 
 

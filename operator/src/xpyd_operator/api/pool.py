@@ -13,7 +13,7 @@ from xpyd_sidecar.contract.ids import NAME_MAX
 
 
 class PoolMetadata(Metadata, frozen=True):
-    """Kubernetes' object metadata; the name is that of the service with the role behind it."""
+    """Kubernetes' object metadata; the name is that of the service and the role, as in `qwen-prefill`."""
 
     name: Annotated[
         str, Meta(min_length=1, max_length=NAME_MAX + 8, pattern=SERVICE_NAME_PATTERN, extra={"kind": "service"})
@@ -22,7 +22,7 @@ class PoolMetadata(Metadata, frozen=True):
 
 
 class PoolSpec(Part, frozen=True):
-    """What is wanted of one role."""
+    """What is wanted of one role of a DisaggService: its number of instances."""
 
     service: ServiceLabel
     """Name of the DisaggService."""

@@ -1,4 +1,4 @@
-"""The field reference in Markdown, made from the same schema as the CRDs."""
+"""The reference of all fields of DisaggService and DisaggPool in Markdown, made from the same schema as their CRDs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Durations are numbers with units, such as `500ms`, `30s` or `1h30m`. Sizes are b
 
 
 def reference() -> str:
-    """The text of ``docs/reference.md``."""
+    """The text of ``docs/reference.md``: fields and rules of both kinds, and the arguments that xpyd sets itself."""
     parts = [_HEAD]
     for crd in (service_crd(), pool_crd()):
         names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
@@ -38,7 +38,9 @@ def reference() -> str:
 
 
 def _section(path: str, schema: Schema, seen: dict[str, Schema]) -> list[str]:
-    """A table of the fields of one section, its rules, and then the sections in it."""
+    """Markdown of one section: a table of its fields, its rules, then the sections inside it. A section with the same
+    fields as one in ``seen`` (by path) only names that one.
+    """
     head = f"### `{path}`\n\n{schema['description']}"
     same = next((other for other, known in seen.items() if known["properties"] == schema["properties"]), None)
     if same is not None:
@@ -56,7 +58,9 @@ def _section(path: str, schema: Schema, seen: dict[str, Schema]) -> list[str]:
 
 
 def _rules(schema: Schema) -> list[str]:
-    """The rules of a section and of its plain fields; those of its sections stand there."""
+    """Markdown of the validation rules of a section and of its fields, but for durations, whose type says their bounds, and
+    for sections inside it, which list their own.
+    """
     found = list(schema.get("x-kubernetes-validations", []))
     for field in schema["properties"].values():
         if "properties" not in field and not _duration(field):
@@ -65,7 +69,7 @@ def _rules(schema: Schema) -> list[str]:
 
 
 def _duration(schema: Schema) -> str:
-    """The bounds of a duration in words; empty for everything else."""
+    """The bounds of a duration field in words, such as ``from 1s to 1h``; empty for any other field."""
     rules = schema.get("x-kubernetes-validations", [])
     if not rules or not rules[0]["rule"].startswith("duration("):
         return ""

@@ -15,7 +15,7 @@ NO_DEVICE = "none"
 
 
 class Scaling(Part, frozen=True):
-    """The count is not written here: an HPA, KEDA, `kubectl scale` or the planner set it on the role's DisaggPool."""
+    """Bounds of a role's instance count that an HPA, KEDA, `kubectl scale` or the planner sets on the role's DisaggPool."""
 
     min: Count
     """Fewest instances. 0 for decode: a service that nobody asks has none at all, and the first request starts them. It
@@ -57,12 +57,12 @@ class Parallelism(Part, frozen=True):
 
     @property
     def devices_of_pod(self) -> int:
-        """How many of them one pod has."""
+        """Devices of each pod of one instance."""
         return self.devices // self.pods
 
 
 class ResourceClaim(Part, frozen=True):
-    """A claim of the pod that the container uses."""
+    """A claim for devices (dynamic resource allocation) of the pod that its container `main` uses."""
 
     name: ObjectName
     """Its name among `template.spec.resourceClaims`."""
@@ -85,7 +85,7 @@ class Resources(Part, frozen=True):
 
 
 class RoleSpec(Part, frozen=True):
-    """One role."""
+    """One role, prefill or decode: how many instances it has, and what each of them is."""
 
     replicas: Count | None = None
     """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one (see `scaling`); with
@@ -121,5 +121,5 @@ class RoleSpec(Part, frozen=True):
 
     @property
     def max_instances(self) -> int:
-        """Most instances of the role."""
+        """Most instances of the role: its fixed count where it has no `scaling`."""
         return self.min_instances if self.scaling is None else self.scaling.max

@@ -1,8 +1,8 @@
-"""What a doctor finds: what it is, by what it shows, and what to do; and which comes first.
+"""Findings of ``xpyd doctor``: what is wrong with a host or a service, the evidence, what to do, and how harmful it is.
 
-    broken    requests fail, or P/D does not work as it is asked for: exit code 1
-    costly    it works, and is slower or dearer than it has to be
-    advice    it could be otherwise
+    broken    requests fail, or prefill/decode disaggregation does not work as it is asked for: exit code 1
+    costly    the service works, and is slower or dearer than it has to be
+    advice    another choice of settings may be better
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _RANK: Final = {name: rank for rank, name in enumerate(HARM)}
 
 
 class Ailment(msgspec.Struct, frozen=True):
-    """One thing."""
+    """One finding: what is wrong, by which evidence, and what a person would do about it. ``level`` always follows from
+    ``name`` (``HARM``). Raises KeyError for a name that is not in ``HARM``.
+    """
 
     name: str
     """Of ``HARM``."""
@@ -44,10 +46,10 @@ class Ailment(msgspec.Struct, frozen=True):
 
 
 def order_by_harm(found: Iterable[Ailment | None]) -> tuple[Ailment, ...]:
-    """The ailments among ``found``, the most harmful first; None is left out."""
+    """Findings in the order of ``HARM``, the most harmful first; every None is left out."""
     return tuple(sorted((one for one in found if one is not None), key=lambda one: _RANK[one.name]))
 
 
 def any_broken(found: Iterable[Ailment]) -> bool:
-    """Whether an ailment is of the level ``broken``."""
+    """Whether at least one finding has the level ``broken``, for which ``xpyd doctor`` exits with 1."""
     return any(one.level == "broken" for one in found)

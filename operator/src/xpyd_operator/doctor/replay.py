@@ -1,11 +1,11 @@
-"""The same requests on the same GPUs, as prefill and decode engines and as plain engines: played by ``simulation``. Pure.
+"""Simulates the sampled requests on prefill and decode engines (P/D) and on plain engines, with ``simulation``. Pure.
 
-    P/D         prefill engines do one prompt after the other; its KV takes the hand-over; decode engines have the prompts
-    plain       decode instances without prefill, which compute prompts in chunks beside their batches; of two sizes of
-                chunks the better one counts
+    P/D         a prefill engine computes one prompt after the other; its KV is handed over; a decode engine generates
+    plain       engines without prefill engines beside them, which compute prompts in chunks beside their decode batches;
+                once for each size of chunks, of which the caller takes the better one
 
-KV memory, links beyond the hand-over that was seen, and what differs in parallel sizes are left out: where memory is what
-P/D or plain engines lack, this does not say it.
+Left out are the memory that KV takes, what links can carry (beyond the hand-over time that was measured), and parallel
+sizes that differ between roles. So the result does not show where P/D or plain engines lack memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAST_S: Final = 1e-9
 
 
 class LatencyFigures(msgspec.Struct, frozen=True):
-    """What became of the requests, seconds."""
+    """Median and 95th percentile of TTFT and TPOT over a set of requests, in seconds; 0 where none has the measure."""
 
     ttft_p50: float
     ttft_p95: float
@@ -43,8 +43,8 @@ class LatencyFigures(msgspec.Struct, frozen=True):
 
 
 def engine_of(learned: LearnedFigures) -> EngineModel:
-    """An engine that takes what was learned. The first step of decode, which is in every hand-over that was measured, is
-    played by the simulation and not part of the hand-over here.
+    """The model of an engine with the times that were learned, and room for any amount of KV. Every measured hand-over
+    includes decode's first step, which the simulation adds by itself: so it is subtracted here.
     """
     return EngineModel(
         prefill_start=learned.prefill_start, prefill_rate=1 / max(LEAST_S, learned.prefill_per_token),
@@ -53,25 +53,29 @@ def engine_of(learned: LearnedFigures) -> EngineModel:
 
 
 def as_plain(requests: Sequence[SampledRequest], learned: LearnedFigures, engines: int) -> list[LatencyFigures]:
-    """On so many plain engines, for each size of chunks."""
+    """Simulated latencies of the requests on this many plain engines, one result for each chunk size of ``CHUNKS``."""
     model = engine_of(learned)
     return [_play(requests, learned, msgspec.structs.replace(model, chunk=chunk), (0, engines)) for chunk in CHUNKS]
 
 
 def as_pd(requests: Sequence[SampledRequest], learned: LearnedFigures, prefills: int, decodes: int) -> LatencyFigures:
-    """On so many prefill and decode engines."""
+    """Simulated latencies of the requests on this many prefill and decode engines."""
     return _play(requests, learned, engine_of(learned), (prefills, decodes))
 
 
 def measured_latency(requests: Sequence[SampledRequest]) -> LatencyFigures:
-    """The latencies that the sampled requests had."""
+    """The latencies that were measured: TTFT of the sampled requests with streamed answers, and TPOT of those among them
+    with two output tokens or more.
+    """
     streams = [one for one in requests if one.ttft > 0]
     tpots = [(one.total - one.ttft) / (one.output - 1) for one in streams if one.output > 1]
     return _quantiles([one.ttft for one in streams], tpots)
 
 
 def _play(requests: Sequence[SampledRequest], learned: LearnedFigures, model: EngineModel, counts: Pair) -> LatencyFigures:
-    """A request without an answer within ``TAIL_S`` after the last one came has waited for its first token until then."""
+    """Simulated latencies with ``counts`` prefill and decode engines. A request that has no first token ``TAIL_S``
+    seconds after the last arrival counts as if it came then. One of unknown output length has the mean length.
+    """
     mean = max(1, round(learned.output))
     trace = [Arrival(one.at, max(1, one.prompt), one.output if one.output > 0 else mean)
              for one in sorted(requests, key=lambda one: one.at)]

@@ -1,9 +1,9 @@
-"""Whether P/D pays with the traffic that there is, and which role is short.
+"""Whether disaggregation (P/D: prefill and decode on separate engines) pays with the traffic, and which role is short.
 
-    pays          a prompt's prefill takes longer than its hand-over: below that length, decode computes it sooner itself
-    decode short  KV has no room, or comes late over links that are free
-    prefill short requests wait for prefill longer than their prompts take
-    plain         the same GPUs as plain engines, by ``replay``, on the same requests
+    pays          a prompt's prefill takes longer than the hand-over of its KV; decode computes shorter ones sooner itself
+    decode short  KV finds no room in decode, or comes late over links that are not busy
+    prefill short requests wait for prefill longer than their prompts take to compute
+    plain         the same requests simulated on as many engines that do both (``replay``)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOST_PLAYED: Final = 1_000_000
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The requests of the sample, as they were and as they would have been. Seconds."""
+    """Latencies of sampled requests, in seconds: as measured, and as simulated with P/D and with as many plain engines."""
 
     engines: int
     requests: int
@@ -63,12 +63,15 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """``keep``, ``plain``, ``equal``, or ``unknown``."""
+        """Which does better: ``keep`` (P/D), ``plain``, ``equal``; ``unknown`` where the model does not fit (``fits``)."""
         return VERDICTS[_rank(self.as_pd, self.as_plain)[0]] if self.fits else "unknown"
 
 
 def compare(service: ServiceReading, learned: LearnedFigures | None) -> Comparison | None:
-    """Play the sample; None: too little is known, or a role has nobody."""
+    """Simulate the sampled requests with P/D and on plain engines.
+
+    None: there is no sample, nothing could be learned from it, or a role has no serving instance.
+    """
     prefills, decodes = len(service.serving(Role.PREFILL)), len(service.serving(Role.DECODE))
     if learned is None or service.sample is None or not prefills or not decodes:
         return None
@@ -82,7 +85,7 @@ def compare(service: ServiceReading, learned: LearnedFigures | None) -> Comparis
 
 
 def _rank(pd: LatencyFigures, plain: LatencyFigures) -> tuple[int, float]:
-    """Which of ``VERDICTS``, and how plain engines do beside P/D, less being better."""
+    """The index of the verdict in ``VERDICTS``, and the sum of the p95 ratios, plain engines to P/D, of TTFT and TPOT."""
     first = plain.ttft_p95 / max(pd.ttft_p95, 1e-9)
     each = plain.tpot_p95 / max(pd.tpot_p95, 1e-9)
     if first >= WORSE or each >= WORSE:
@@ -92,7 +95,11 @@ def _rank(pd: LatencyFigures, plain: LatencyFigures) -> tuple[int, float]:
 
 def worth_findings(service: ServiceReading, learned: LearnedFigures | None, use: LinkUse | None, compared: Comparison | None
                    ) -> Iterator[Ailment]:
-    """Of a service of which both roles serve."""
+    """Findings on whether P/D pays, which role is short, and whether prefill computes what decode has cached.
+
+    Empty where a role has no serving instance; findings that need ``learned``, ``use`` or ``compared`` are left out where
+    that is None.
+    """
     prefills, decodes = service.serving(Role.PREFILL), service.serving(Role.DECODE)
     if not prefills or not decodes:
         return
@@ -167,7 +174,7 @@ def _payoff(service: ServiceReading, learned: LearnedFigures, compared: Comparis
 
 
 def words_of(compared: Comparison) -> str:
-    """In a sentence."""
+    """The comparison as one sentence: the measured and the simulated latencies, and the verdict."""
     def pair(outcome: LatencyFigures) -> str:
         return f"TTFT p95 {outcome.ttft_p95:.3g} s, TPOT p95 {outcome.tpot_p95 * 1e3:.3g} ms"
 
@@ -190,12 +197,12 @@ def _cache(prefills: tuple[FleetInstance, ...], decodes: tuple[FleetInstance, ..
 
 
 def _hits(those: tuple[FleetInstance, ...]) -> float | None:
-    """Share of the tokens of prompts that were in the prefix cache; None: nobody tells, or nothing came."""
+    """Share of the prompts' tokens that were in the prefix caches; None: no instance reports it, or no prompt came."""
     told = [one.intake for one in those if one.intake is not None]
     all_s = sum(one.cached_s + one.computed_s + one.received_s for one in told)
     return sum(one.cached_s for one in told) / all_s if all_s else None
 
 
 def _round(tokens: float) -> int:
-    """Up to a multiple of 16, which is a block of most engines."""
+    """A number of tokens, rounded up to a multiple of 16, the block size of most engines."""
     return -(-round(tokens) // 16) * 16

@@ -1,4 +1,4 @@
-"""Where the local backend keeps things.
+"""Where the local backend keeps its files.
 
     $XPYD_HOME, or ${XDG_STATE_HOME:-~/.local/state}/xpyd
     └── <service>/                 0700
@@ -14,7 +14,7 @@
 
     <run folder>/<short name>/     sockets and temporary files of one instance, 0700
 
-The run folder is apart because a Unix socket's path has at most 107 bytes. It is written down in settings.json, so that it
+The run folder is apart because a Unix socket's path has at most 107 bytes. Its path is stored in settings.json, so that it
 is found again when the environment has changed.
 """
 
@@ -50,7 +50,7 @@ def home_folder() -> Path:
 
 
 class ServiceFolder:
-    """The files of one service."""
+    """Paths of the files of one service, in its folder below ``base`` (default: ``home_folder``)."""
 
     def __init__(self, service: str, base: Path | None = None) -> None:
         self.service = service
@@ -70,10 +70,10 @@ class ServiceFolder:
         return self.instances / name
 
     def make(self) -> None:
-        """Make what is missing.
+        """Create the service's folders where they are missing, for their owner alone (mode 0700).
 
         Raises:
-            LocalError: the place cannot be written.
+            LocalError: a folder cannot be created.
         """
         try:
             for folder in (self.path, self.router, self.instances):
@@ -82,17 +82,17 @@ class ServiceFolder:
             raise LocalError(f"cannot make the state folder {self.path}: {error.strerror}; set XPYD_HOME") from None
 
     def marker(self, *parts: str) -> str:
-        """The value of XPYD_UNIT by which processes of this service are known, wherever they went."""
+        """The value of the variable XPYD_UNIT in the environment of processes of this service, by which they are found."""
         return "/".join((str(self.path), *parts))
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """What a folder has, by pattern and in order. One that goes meanwhile has nothing (``Path.glob`` raises then)."""
+    """Entries of a folder that match a glob pattern, sorted; none where it is gone by then (``Path.glob`` would raise)."""
     return [folder / name for name in sorted(glob.glob(pattern, root_dir=folder))]
 
 
 def services(base: Path | None = None) -> list[str]:
-    """Every service that has a folder with a document, by name."""
+    """Names, sorted, of the services that have a folder with a document below ``base`` (default: ``home_folder``)."""
     folder = base or home_folder()
     try:
         return sorted(entry.name for entry in folder.iterdir() if (entry / "desired.yaml").is_file())
@@ -101,10 +101,10 @@ def services(base: Path | None = None) -> list[str]:
 
 
 def choose_run_dir(state: Path) -> Path:
-    """A short folder for the sockets of a service, derived from its state folder.
+    """A short path for the folder of a service's sockets, derived from ``state``, its state folder. Creates nothing.
 
     Raises:
-        LocalError: no folder for temporary files is short enough.
+        LocalError: paths of sockets would be too long in every folder for temporary files.
     """
     digest = hashlib.sha256(str(state).encode()).hexdigest()[:8]
     longest = 1 + RUN_NAME_MAX + 1 + max(UUID_LENGTH, len(AGENT_SOCKET))
@@ -116,14 +116,14 @@ def choose_run_dir(state: Path) -> Path:
 
 
 def run_folder(base: str, service: str, name: str) -> Path:
-    """The run folder of one instance, or of the router, in that of its service: short whatever the names are."""
+    """The run folder of the instance ``name``, or of the router, below ``base``, its service's: short for any name."""
     ordinal = names.ordinal_of(ServiceName(service), name)
     short = f"e{ordinal}" if ordinal is not None else hashlib.sha256(name.encode()).hexdigest()[:8]
     return Path(base) / short
 
 
 def member_folder(leaders: Path, index: int) -> Path:
-    """The run folder of a member, beside that of its leader."""
+    """The run folder of an instance's member ``index``, beside that of its leader (member 0)."""
     return leaders.with_name(f"{leaders.name}-{index}") if index else leaders
 
 

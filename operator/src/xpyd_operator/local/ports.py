@@ -1,4 +1,4 @@
-"""Ports of this host: which are free for engines, and who holds one that is needed."""
+"""TCP ports of this host: which are free for engines, and which process holds one that is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOCKET = re.compile(r"socket:\[([0-9]+)\]")
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether somebody could listen there now."""
+    """Whether a process could now listen on the TCP port at this address of the host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,10 +33,10 @@ def is_free(host: str, port: int) -> bool:
 
 
 def choose(host: str, taken: Collection[int], random: Random) -> int:
-    """A port for an engine that is free and not promised to another one.
+    """A free TCP port from ``FIRST`` to ``LAST`` for an engine, not one of ``taken``; the search begins at a random one.
 
     Raises:
-        LocalError: none is.
+        LocalError: no such port is free.
     """
     first = random.randrange(FIRST, LAST + 1)
     for offset in range(LAST + 1 - FIRST):
@@ -47,10 +47,10 @@ def choose(host: str, taken: Collection[int], random: Random) -> int:
 
 
 def check_address(host: str) -> None:
-    """Whether this host has the address.
+    """Check that this host can listen at the address ``host``.
 
     Raises:
-        LocalError: it has not.
+        LocalError: it cannot; the message says why.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -61,10 +61,10 @@ def check_address(host: str) -> None:
 
 
 def require_free(host: str, port: int, field: str) -> None:
-    """A port that the document asks for.
+    """Check that a TCP port which the document asks for, in ``field``, is free.
 
     Raises:
-        LocalError: somebody listens there already; says who, where that can be seen.
+        LocalError: it is in use; the message names the process that listens there, where that can be seen.
     """
     if not is_free(host, port):
         holder = who_listens(port)
@@ -73,7 +73,9 @@ def require_free(host: str, port: int, field: str) -> None:
 
 
 def who_listens(port: int) -> str:
-    """``name (pid 123)`` of a process that listens on a port; empty where it is another user's."""
+    """The process that listens on a TCP port, as ``command line (pid 123)``; empty where there is none, or it may not be
+    seen since it is another user's.
+    """
     wanted = {inode for table in ("tcp", "tcp6") for inode in _listeners(procs.PROC / "net" / table, port)}
     if not wanted:
         return ""
@@ -88,7 +90,9 @@ def who_listens(port: int) -> str:
 
 
 def _listeners(table: Path, port: int) -> list[str]:
-    """Inodes of the listening sockets of a port. The local address is ``ADDRESS:PORT`` in hexadecimal."""
+    """Inode numbers of the sockets that listen on a port, from a table such as /proc/net/tcp, in which the local address
+    is ``ADDRESS:PORT`` in hexadecimal (proc(5)).
+    """
     try:
         lines = table.read_text("ascii").splitlines()[1:]
     except OSError:

@@ -20,7 +20,7 @@ TAIL_LINES = 400
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The last phase that the log tells of."""
+    """How far an engine's start has come by its log: its phase in words, and the last line that looks like an error."""
 
     phase: str = "starting Python"
     error: str = ""
@@ -45,7 +45,7 @@ _PREFIX = re.compile(r"^\([^)]*pid=\d+\)\s*(?:[A-Z]+ [-\d]+ [:\d]+ )?(?:\[[^\]]*
 
 
 def advance(progress: Progress, lines: Iterable[str]) -> Progress:
-    """The progress after more lines of the log."""
+    """The progress after more lines of the log; a line that begins the output of a new process starts it over."""
     for line in lines:
         if line.startswith(START_LINE):
             progress = Progress()
@@ -57,7 +57,7 @@ def advance(progress: Progress, lines: Iterable[str]) -> Progress:
 
 
 def latest(log: Path) -> Progress:
-    """The progress by the end of a log."""
+    """The progress of an engine's start, by the end of its log; the first phase where there is no such file."""
     return advance(Progress(), tail(log, TAIL_LINES))
 
 

@@ -1,10 +1,10 @@
-"""Shared memory that engines leave behind when they are killed.
+"""Removes the shared memory that engines leave behind when they are killed.
 
-Its names are random, so it is known by who has it open: what the processes of a unit map or hold under /dev/shm is written
-down while they live, and removed when they are gone and nobody else uses it.
+Names of shared memory are random, so it is found by who uses it: the files under /dev/shm that the processes of an engine
+map or hold open are listed in a file while they live, and removed when they are gone and no other process uses them.
 
-A named semaphore is made under a name of its own, linked to its real one, and then has its first name taken away
-(sem_open(3) of glibc): who has made it maps a file that has been removed, and is known by the file's number.
+glibc's sem_open(3) makes a named semaphore under a temporary name, links it to the real one and removes the first. So the
+process that made it maps a file that shows as deleted, and its real name is found by the file's inode number.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ _SEMAPHORE = "sem."
 
 
 def used_by(processes: Iterable[Stat]) -> set[str]:
-    """Files under /dev/shm that these processes map or hold open."""
+    """Paths of the files in /dev/shm that these processes map or hold open."""
     names = _semaphores()
     return {name for process in processes for name in _used(process.pid, names)}
 
 
 def remember(path: Path, names: set[str]) -> None:
-    """Add to the list of a unit, which is whole also where this process is killed meanwhile."""
+    """Add paths of shared memory to the list in the file ``path``, which is replaced as a whole and so never half written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     known = remembered_names(path)
     if names - known:
         run_folder.put(path, "".join(f"{name}\n" for name in sorted(known | names)).encode())
 
 
 def remembered_names(path: Path) -> set[str]:
-    """Names of the segments on the list of a unit; empty where there is no list."""
+    """The paths of shared memory on the list in the file ``path``; empty where it cannot be read."""
     try:
         return set(path.read_text("utf-8").splitlines())
     except OSError:
@@ -45,7 +49,9 @@ def remembered_names(path: Path) -> set[str]:
 
 
 def clean(path: Path) -> list[str]:
-    """Remove what is on the list of a unit whose processes are gone, and the list; what was removed."""
+    """Remove the shared memory on the list in the file ``path`` that no process uses, and then the list. To be called when
+    the engine's processes are gone. Returns the paths of what was removed.
+    """
     names = remembered_names(path)
     if names:
         names -= used_by(procs.all_processes())
@@ -59,7 +65,7 @@ def clean(path: Path) -> list[str]:
 
 
 def _semaphores() -> dict[int, str]:
-    """The names of semaphores, by the numbers of their files."""
+    """The names of all semaphores in /dev/shm, by inode number."""
     found = {}
     with contextlib.suppress(OSError):
         for entry in os.scandir(SHM):

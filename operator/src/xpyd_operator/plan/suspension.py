@@ -1,12 +1,12 @@
-"""A service that is suspended: nothing of it runs, and everything that it needs to run again stays.
+"""Plans for a suspended service (``spec.suspend``): its pods end, and everything that it needs to run again stays.
 
 Laws
-    1. Routers in pods of their own go first: their streams end while the engines that write them are there. Instances go
-       when none is left, or when the routers had all the time that a drain has.
-    2. Instances go all at once, each as when its pod is deleted: what runs in it ends first, up to its own deadline.
-    3. Nothing is made, restarted, switched or labelled.
-    4. ``Ready`` is not said of a service of which nothing is wanted and nothing is there: programs that wait for a document
-       to take effect (kstatus, so Flux) take that for done. Until then it is False.
+    1. Routers in pods of their own end first, so that the engines that write their streams are still there. Instances end
+       when no router is left, or ``drain.timeout`` and ``MARGIN_S`` after the service was suspended.
+    2. All instances end at once, each as when its pod is deleted: its requests may finish, up to its own deadline.
+    3. Nothing is created, restarted, switched to another role or labelled.
+    4. Once nothing of the service is left there is no condition ``Ready``: programs that wait until a document has taken
+       effect (kstatus, so Flux) take its absence for success. Until then it is False.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED: Final = 3
 
 
 def suspend(desired: DesiredService, observed: ObservedService, now: float) -> Plan:
-    """Plan one step of a suspended service; ``now`` is in unix seconds."""
+    """Plan one step of a suspended service: wait for routers to end, then end instances. ``now`` is in unix seconds."""
     until = desired.suspended_since + desired.drain_timeout_s + MARGIN_S
     begun = desired.suspended_since - MARGIN_S  # a round begins before its document is read, so ``now`` may be earlier
     if observed.routers and begun <= now < until:
@@ -43,9 +43,9 @@ def suspend(desired: DesiredService, observed: ObservedService, now: float) -> P
 def suspension_conditions(
     observed: ObservedService, plan: Plan, degraded: Condition, after: Sequence[object]
 ) -> tuple[Condition, ...]:
-    """The conditions of a suspended service: what ends, or that nothing is left; with ``degraded`` as it is.
+    """Return the conditions of a suspended service: which parts of it still end, or that nothing is left.
 
-    ``after``: what a round could not do, and what it put off.
+    ``degraded`` is added unchanged. ``after``: what the operator could not do in this step, or put off (``plan.absent``).
     """
     left = [*observed.routers, *(one.name for one in _left(observed))]
     if not left and plan.settled and not after:
@@ -60,7 +60,7 @@ def suspension_conditions(
 
 
 def _left(observed: ObservedService) -> list[Instance]:
-    """All but those of which nobody can tell when they are gone, which are said as what they are."""
+    """Instances that are still to end: all but lost ones, of which nobody can tell when they are gone."""
     return [one for one in observed.instances if one.phase is not Phase.LOST]
 
 

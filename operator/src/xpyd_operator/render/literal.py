@@ -1,7 +1,7 @@
-"""Text that Kubernetes must hand over as it is.
+"""Escaping of text that Kubernetes must pass to a container unchanged.
 
-In ``command``, ``args`` and the values of ``env`` it puts the value of a variable in place of ``$(NAME)`` and one ``$`` in
-place of ``$$``; any other ``$`` stays. So with every ``$`` doubled, each text arrives unchanged
+In ``command``, ``args`` and the values of ``env`` Kubernetes replaces ``$(NAME)`` by the value of that variable, if there
+is one, and ``$$`` by one ``$``; any other ``$`` stays. So a text in which every ``$`` is doubled arrives unchanged
 (https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/).
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def literal(text: str) -> str:
-    """The text, so written that nothing in it is expanded."""
+    """Return the text with every ``$`` doubled, so that Kubernetes expands nothing in it."""
     return text.replace("$", "$$")
 
 
 def literals(value: Any) -> Any:
-    """The same for every text inside lists and dictionaries; keys are ours and stay."""
+    """Return a copy of ``value`` with ``literal`` applied to every text in it, but for keys; tuples become lists."""
     if isinstance(value, str):
         return literal(value)
     if isinstance(value, dict):

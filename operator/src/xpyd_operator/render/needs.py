@@ -1,4 +1,4 @@
-"""The objects that one object needs before it is made, by the table (``render.dependencies``)."""
+"""Which Kubernetes objects must exist before a rendered object is created, by the table in ``render.dependencies``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body = dict[str, Any]
 
 
 class Need(msgspec.Struct, frozen=True):
-    """One object that must be there first."""
+    """One Kubernetes object that must exist before another one is created."""
 
     kind: str
     name: str
@@ -29,18 +29,21 @@ class Need(msgspec.Struct, frozen=True):
 
 
 def needs(made: Body, policies: Collection[str]) -> tuple[Need, ...]:
-    """What must be there before ``made`` is; ``policies``: names of those that the service's document asks for, of a route
-    its BackendTLSPolicies.
+    """The objects that must exist before a rendered object is created.
+
+    Args:
+        made: the rendered object.
+        policies: names of the service's NetworkPolicies; where ``made`` is an HTTPRoute, of its BackendTLSPolicies.
     """
     return tuple(need for kind in TABLE[made["kind"]].needs for need in _NAMED[kind](made, policies))
 
 
 def lacking(made: Body, policies: Collection[str], why_not: Callable[[Need], str]) -> str:
-    """What ``made`` waits for, in words; empty where it may be made.
+    """What a rendered object waits for, in words; empty where it may be created.
 
     Args:
-        made: a rendered object.
-        policies: as in ``needs``.
+        made: the rendered object.
+        policies: names of the service's NetworkPolicies; where ``made`` is an HTTPRoute, of its BackendTLSPolicies.
         why_not: why an object is not there as it should be (``"is not there yet"``); empty where it is.
     """
     return "; ".join(f"{need} {why}" for need in needs(made, policies) if (why := why_not(need)))
@@ -53,13 +56,13 @@ def _secret(made: Body, policies: Collection[str]) -> Iterator[Need]:
 
 
 def _policies(made: Body, policies: Collection[str]) -> Iterator[Need]:
-    """All of them, whichever select it now: a pod routes later than it is made."""
+    """All NetworkPolicies of the service, not only those that select the pod now: it may become a router later."""
     del made
     yield from (Need("NetworkPolicy", name) for name in policies)
 
 
 def _tls(made: Body, policies: Collection[str]) -> Iterator[Need]:
-    """Else the gateway would send prompts in clear to a port that speaks TLS."""
+    """The BackendTLSPolicies of a route: without them the gateway would send prompts in clear to a port that speaks TLS."""
     del made
     yield from (Need("BackendTLSPolicy", name) for name in policies)
 

@@ -1,12 +1,12 @@
-"""Laying the user's pod template over a pod that xpyd made: that of an engine, or of a router in a pod of its own.
+"""Merging the user's pod template into a pod that xpyd made: that of an engine, or of a router in a pod of its own.
 
-What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
-variables, ports, and the volumes ``xpyd``, ``run``, ``key``, ``clients`` and ``model`` with their mounts. The volumes
-``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security contexts may
-change too. Of the containers beside ``main`` that are xpyd's own only resources and security context may. User and group
-are those of the pod, for all containers of an engine.
+A template that changes what xpyd needs is refused, with the path of the field: names, xpyd's labels, what the main
+container runs, those of its variables and ports that xpyd sets, and the volumes of ``PodNeeds.volumes`` with their mounts.
+The volumes ``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security
+contexts may change too. Of xpyd's own init containers only resources and security context may. User and group of an
+engine's main container and of xpyd's own containers are those of the pod, since they share files.
 
-How two are merged is in ``api.templates``, as ``spec.template`` lies below those of roles and routers.
+The rules by which two templates are merged are in ``api.templates``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONEN
 
 
 class PodNeeds(NamedTuple):
-    """What a pod of xpyd's needs, so that no template may touch it."""
+    """What one kind of pod that xpyd makes needs, so that no template may change it."""
 
     what: str
     """In words."""
@@ -105,12 +105,12 @@ Finding = tuple[str, str]
 
 
 def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "template") -> dict[str, Any]:
-    """The pod with the template laid over it; neither is changed.
+    """Return the pod with the template merged over it, whose values win; neither argument is changed.
 
-    Whether the template may be followed is judged before (``faults``): what was accepted once goes on as it is.
+    Only the form is checked, and not ``faults``: a document that was accepted once stays in use.
 
     Raises:
-        UnsupportedField: something of it has not the form of a pod template, and cannot be merged.
+        UnsupportedField: a part of the template lacks the form of a pod template, so it cannot be merged.
     """
     for where, reason in forms(template, path):
         raise UnsupportedField(where, reason)
@@ -122,7 +122,7 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
 
 
 def faults(template: Mapping[str, Any], path: str = "template", kind: PodNeeds = ENGINE_POD) -> Iterator[Finding]:
-    """What of a template would take away something that is needed, or has not the form of a pod template."""
+    """Yield what in a template would change something that the pod needs, or lacks the form of a pod template."""
     for key in template:
         if key not in ("metadata", "spec"):
             yield f"{path}.{key}", "a pod template has metadata and spec"
@@ -134,7 +134,7 @@ def faults(template: Mapping[str, Any], path: str = "template", kind: PodNeeds =
 
 
 def common_faults(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
-    """The same of a template that lies below those of all pods: of an engine's, and of a router's where that says more."""
+    """Yield the ``faults`` of a template that engines and routers share (``spec.template``), each path once."""
     said = set()
     for kind in (ENGINE_POD, ROUTER_POD):
         for where, reason in faults(template, path, kind):
@@ -144,7 +144,7 @@ def common_faults(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
 
 
 def forms(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
-    """What of a template cannot be merged."""
+    """Yield what in a template cannot be merged, since it lacks the form of a pod template."""
     for key, lists in _PARTS:
         part = template.get(key)
         if isinstance(part, dict):
@@ -219,7 +219,7 @@ def _taken(given: dict[str, Any], fields: Mapping[str, str], path: str) -> Itera
 
 
 def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The items of a list that is merged, with their paths; those that have not the right form are found by ``_form``."""
+    """Yield path and item of a keyed list; items without a key are left out, since ``_list_form`` reports them."""
     items, key = given.get(name), "mountPath" if name == "volumeMounts" else "name"
     for index, item in enumerate(items if isinstance(items, list | tuple) else ()):
         if isinstance(item, dict) and isinstance(item.get(key), str):
@@ -227,7 +227,7 @@ def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, d
 
 
 def _form(given: dict[str, Any], path: str, lists: Mapping[str, KeyedList]) -> Iterator[Finding]:
-    """Whether everything can be merged."""
+    """Yield what in ``given`` cannot be merged."""
     for key, part in given.items():
         here = f"{path}.{key}"
         if key.startswith("$"):

@@ -1,4 +1,6 @@
-"""What a controller sees of a fleet, what it says, and what came out in the end."""
+"""What a controller of instance counts sees of a simulated fleet, what it answers, and the results of a simulation. Times
+are seconds since the first arrival of the trace; a ``Pair`` is (prefill, decode).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ Pair = tuple[int, int]
 
 
 class ControllerLook(NamedTuple):
-    """What a controller sees."""
+    """What a controller sees of the fleet at the time ``now``, in seconds since the first arrival."""
 
     now: float
     figures: Figures
@@ -24,17 +26,19 @@ class ControllerLook(NamedTuple):
 
 
 class Controller(Protocol):
-    """Who decides on the counts."""
+    """Decides how many instances of each role are wanted; asked every ``interval_s`` seconds. ``switching``: instances may
+    take the other role.
+    """
 
     interval_s: float
     switching: bool
 
     def want(self, look: ControllerLook) -> Pair:
-        """Wanted counts."""
+        """The wanted numbers of prefill and decode instances from ``look.now`` on."""
 
 
 class Mark(NamedTuple):
-    """The fleet at one time."""
+    """Wanted and ready instances of the fleet ``at`` seconds after the first arrival, when the controller was asked."""
 
     at: float
     prefill: int
@@ -47,7 +51,11 @@ class Mark(NamedTuple):
 
 
 class Run:
-    """What came out."""
+    """The results of one simulated run over a trace.
+
+    ``ttft`` (seconds) and ``tpot`` (seconds per token) are by request, infinite where it was refused or not answered before
+    the end. Each of ``changes`` is (time, wanted counts before, after). ``ends_at``: when the last request arrived.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -68,16 +76,18 @@ class Run:
         self.ends_at = 0.0
 
     def attainment(self, ttft_s: float, tpot_s: float) -> float:
-        """Share of requests that met both goals."""
+        """Share of requests, 0 to 1, with at most ``ttft_s`` seconds to the first token and ``tpot_s`` seconds per further
+        token; 0 for an empty trace.
+        """
         met = sum(a <= ttft_s and b <= tpot_s for a, b in zip(self.ttft, self.tpot, strict=True))
         return met / max(1, len(self.ttft))
 
     @property
     def hours(self) -> float:
-        """GPU-hours until the last arrival."""
+        """GPU-hours of all instances until the last arrival."""
         return self.gpu_s / 3600
 
 
 def p95(values: list[float]) -> float:
-    """The 95th percentile; 0 without values."""
+    """The 95th percentile by nearest rank: the least value that at least 95 % of all values do not exceed; 0 for none."""
     return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)] if values else 0.0

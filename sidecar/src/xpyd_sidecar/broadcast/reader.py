@@ -1,11 +1,11 @@
-"""The readers' end of a broadcast queue: one class for each way, with the same calls.
+"""The readers' end of a broadcast queue: a class for shared memory and one for ZMQ, with the same calls.
 
     reader = join(handle, "rank 1", note=b"…", timeout_s=60)
     with reader.take(None) as parts:     views without a copy, valid inside the block alone
     parts = reader.recv(5.0)             or copies
 
-A reader waits ``timeout_s`` for a message, or with None for as long as the writer lives; idle for however long, it goes on
-working. One thread at a time may use it, but for ``cancel``, which any thread may call.
+A reader waits ``timeout_s`` seconds for a message, or with None for as long as the writer lives; it may stay idle for any
+time. One thread at a time may use it, but for ``cancel``, which any thread may call.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ _OF_ONE: Final = (message.HEAD_OF_ONE,)
 
 
 class Reader(Protocol):
-    """What both kinds of reader can do."""
+    """A reader of a broadcast queue, whether messages come through shared memory or over ZMQ."""
 
     name: str
 
     def take(self, timeout_s: float | None) -> TakenMessage:
-        """The next message as read-only views, for a ``with`` block; leaving the block gives it back.
+        """The next message as read-only views, for a ``with`` block: entering waits for it, leaving gives it back.
 
         On leaving, views that are not used by others are released, so that a late use raises. What is made from them
         (arrays) must not be used either: the memory is written over.
 
-        Raises:
-            NothingCame: in time.
-            Closed: the writer has closed and everything was read.
-            Dropped: the writer waits for this reader no more; on leaving the block: what was read may be torn.
+        Raises (the ``with`` statement, not this call):
+            NothingCame: no message came in ``timeout_s`` seconds.
+            QueueClosed: the writer has closed and everything was read.
+            ReaderDropped: the writer waits for this reader no more; on leaving the block: what was read may be torn.
             PeerGone: the writer's process has ended and everything that came was read.
             ProtocolError: the writer sent what is not allowed.
-            Cancelled: by another thread.
+            ReadCancelled: a thread has called ``cancel``.
         """
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
-        """The next message as copies; raises as ``take`` does."""
+        """The next message, a copy of each of its buffers; raises what a block of ``take`` raises."""
 
     def cancel(self) -> None:
-        """Have the running or next wait raise Cancelled, from any thread."""
+        """Have the running or next wait raise ``ReadCancelled``, from any thread."""
 
     def close(self) -> None:
-        """Leave: the writer drops this reader when it next has to wait for it."""
+        """Leave the queue: the writer drops this reader when it next has to wait for it."""
 
 
 class _Source(Protocol):
@@ -73,7 +73,7 @@ class _Source(Protocol):
 
 
 class TakenMessage:
-    """A message that is being read."""
+    """The ``with`` block of one message: entering waits for it and returns its views, leaving gives it back."""
 
     def __init__(self, source: _Source, timeout_s: float | None) -> None:
         self._source = source
@@ -95,10 +95,16 @@ class TakenMessage:
 
 
 class LocalReader:
-    """Reads from the ring."""
+    """A reader on the writer's host, which reads messages from a ring in shared memory."""
 
     def __init__(self, handle: wire.Handle, name: str, note: bytes, timeout_s: float, spin_s: float = SPIN_S) -> None:
-        """Join; raises as ``join`` does."""
+        """Join the queue; the function ``join`` explains the arguments.
+
+        Raises:
+            AuthError: the writer refuses; the reason is its own.
+            PeerGone: the writer has ended or does not answer in time.
+            ProtocolError: it answers what is not allowed.
+        """
         self.name = name
         self._writer = f"writer of {handle.queue}"
         self._spin_s = spin_s
@@ -115,11 +121,11 @@ class LocalReader:
         self._cancelled = False
 
     def take(self, timeout_s: float | None) -> TakenMessage:
-        """Take the next message, as ``Reader`` has it."""
+        """The next message as read-only views, for a ``with`` block; raises what ``Reader.take`` lists."""
         return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
-        """Receive the next message, as ``Reader`` has it."""
+        """The next message, a copy of each of its buffers; raises what ``Reader.take`` lists."""
         self._wait(timeout_s)
         source, base, place, lengths = self._find()
         parts = [bytes(source[base + at:base + at + length]) for at, length in zip(place, lengths, strict=True)]
@@ -127,12 +133,12 @@ class LocalReader:
         return parts
 
     def cancel(self) -> None:
-        """End a wait, as ``Reader`` has it."""
+        """Have the running or next wait raise ``ReadCancelled``, from any thread."""
         self._cancelled = True
         self._canceller.wake(self._layout.written_word(self._flags.chunk))
 
     def close(self) -> None:
-        """Leave the queue, as ``Reader`` has it."""
+        """Leave the queue: end the connection to the writer, and unmap the shared memory."""
         self._link.close()
         for side in self._sides.values():
             side.close()
@@ -141,13 +147,17 @@ class LocalReader:
         self._segment.close()
 
     def wait_views(self, timeout_s: float | None) -> Views:
-        """The next message, when it is there (``take``)."""
+        """Wait for the next message, and return read-only views of its buffers; raises what ``Reader.take`` lists."""
         self._wait(timeout_s)
         source, base, place, lengths = self._find()
         return tuple(source[base + at:base + at + length].toreadonly() for at, length in zip(place, lengths, strict=True))
 
     def give_back(self) -> None:
-        """The message was read (``take``)."""
+        """Give the message that was read back to the writer.
+
+        Raises:
+            ReaderDropped: the writer has dropped this reader, so that what was read may be torn.
+        """
         if self._flags.dropped():
             raise ReaderDropped(self._writer, f"it has dropped {self.name}: what was read last may be torn")
         word = self._flags.give_back()
@@ -180,8 +190,10 @@ class LocalReader:
                 return
 
     def _raise_if_over(self) -> None:
-        """What ends a wait. It is looked for against the order in which a writer does it (message, flag, connection): what
-        came before the end is still read, and a connection that has ended tells of a death only without a flag.
+        """Raise what ends a wait: ReadCancelled, ReaderDropped, QueueClosed or PeerGone.
+
+        A writer publishes a message, then sets its flag, then ends the connection; they are looked at in reverse, and a
+        message that is there is still read. So an ended connection means a dead writer only where no flag is set.
         """
         if self._cancelled:
             self._cancelled = False
@@ -198,7 +210,7 @@ class LocalReader:
             raise PeerGone(self._writer, "its process has ended")
 
     def _find(self) -> tuple[memoryview, int, tuple[int, ...], tuple[int, ...]]:
-        """Where the message that is there lies: view, offset in it, offsets and lengths of its parts."""
+        """Where the next message lies, in bytes: memory, offset in it; from there, offsets and lengths of its buffers."""
         layout = self._layout
         at = self._offsets[(self._flags.number - 1) % layout.chunks]
         try:
@@ -231,10 +243,17 @@ class LocalReader:
 
 
 class RemoteReader:
-    """Reads from a ZMQ socket."""
+    """A reader elsewhere, to which messages come over ZMQ."""
 
     def __init__(self, handle: wire.Handle, name: str, note: bytes, timeout_s: float, key: ServiceKey | None) -> None:
-        """Join; raises as ``join`` does."""
+        """Join the queue; the function ``join`` explains the arguments.
+
+        Raises:
+            ConfigError: the queue wants the service's key and ``key`` is None, or its address is not valid.
+            AuthError: the writer refuses; the reason is its own.
+            PeerGone: the writer has ended, does not answer in time, or does not hold the same key.
+            ProtocolError: it answers what is not allowed.
+        """
         self.name = name
         self._link = RemoteLink(handle, name, note, key, timeout_s)
         self._number = 1
@@ -242,26 +261,26 @@ class RemoteReader:
         self._cancelled = False
 
     def take(self, timeout_s: float | None) -> TakenMessage:
-        """Take the next message, as ``Reader`` has it."""
+        """The next message as read-only views, for a ``with`` block; raises what ``Reader.take`` lists."""
         return TakenMessage(self, timeout_s)
 
     def recv(self, timeout_s: float | None) -> list[bytes]:
-        """Receive the next message, as ``Reader`` has it."""
+        """The next message, a copy of each of its buffers; raises what ``Reader.take`` lists."""
         self.wait_views(timeout_s)
         parts = [frame.bytes for frame in self._frames]
         self.give_back()
         return parts
 
     def cancel(self) -> None:
-        """End a wait, as ``Reader`` has it; it takes effect within ``SLICE_S``."""
+        """Have the running or next wait raise ``ReadCancelled``, within ``SLICE_S`` seconds, from any thread."""
         self._cancelled = True
 
     def close(self) -> None:
-        """Leave the queue, as ``Reader`` has it."""
+        """Leave the queue: end the connections to the writer, which sees it."""
         self._link.close()
 
     def wait_views(self, timeout_s: float | None) -> Views:
-        """The next message, when it is there (``take``)."""
+        """Wait for the next message, and return read-only views of its buffers; raises what ``Reader.take`` lists."""
         start = time.monotonic()
         while not self._cancelled:
             left = SLICE_S if timeout_s is None else start + timeout_s - time.monotonic()
@@ -277,7 +296,7 @@ class RemoteReader:
         raise ReadCancelled(f"{self.name}: the wait for the {self._link.writer} was cancelled")
 
     def give_back(self) -> None:
-        """The message was read (``take``)."""
+        """Tell the writer that the message was read. Raises PeerGone when the writer does not take that."""
         self._frames = []
         self._link.give_back(self._number)
         self._number += 1
@@ -288,19 +307,19 @@ def join(handle: bytes, name: str, *, note: bytes = b"", timeout_s: float = 60.0
     """Join a queue as the reader ``name``; the writer must be in ``wait_ready``, or get there in time.
 
     Args:
-        handle: the writer's.
-        name: one of the names that the writer gave its readers; it says which way messages come.
-        note: at most 32 KiB for the writer (``wait_ready``), such as the handle of a queue back.
-        timeout_s: for the whole.
+        handle: the writer's (``Writer.handle``).
+        name: one of the names that the writer gave its readers, for shared memory or for ZMQ.
+        note: at most 32 KiB for the writer (``wait_ready``), such as the handle of a queue in the other direction.
+        timeout_s: seconds for joining as a whole.
         key: the service's key, for a reader on another host.
-        spin_s: how long a local reader looks again and again before it sleeps.
+        spin_s: seconds in which a local reader that waits polls before it sleeps.
 
     Raises:
-        ConfigError: the name is none of its readers, the note is too long, or the key is missing.
+        ConfigError: the name is none of the writer's readers, the note is too long, or the key is missing.
         Incompatible: the handle is of another version.
         AuthError: the writer refuses; the reason is its own.
         PeerGone: the writer has ended or does not answer in time.
-        ProtocolError: it answers what is not allowed, or the handle is none.
+        ProtocolError: the writer answers what is not allowed, or ``handle`` is no handle.
     """
     known = wire.read_handle(handle)
     if len(note) > wire.NOTE_MAX:

@@ -1,15 +1,15 @@
-"""Calls to a group of workers: a method and its arguments to all or some of them, answers by rank.
+"""Calls to a group of workers: a method and its arguments go to all or some of them, and answers come back by rank.
 
-    group = Group("kv", ("rank 0", "rank 1"))                        worker = Worker(handle, "rank 1")   (``worker``)
+    group = WorkerGroup("kv", ("rank 0", "rank 1"))                  worker = Worker(handle, "rank 1")   (``worker``)
     … hand group.handle to the workers …                             worker.serve({"drain": drain, …})
     group.wait_ready(60)
     group.call("drain", 30.0)                  → [answer of rank 0, answer of rank 1]
-    later = group.start("load", Apart(data), to=("rank 1",));  …;  later.wait(5.0)
+    later = group.start("load", SeparateBuffer(data), to=("rank 1",));  …;  later.wait(5.0)
     group.tell("peer_dead", "d-e3")            no answers
 
-One queue goes to all workers; each has one of its own back, whose handle it hands over when it joins. Workers run calls one
-after the other, in the order in which they were made. Groups know nothing of each other: several can stand side by side.
-A group belongs to one thread at a time, and so does a worker.
+One broadcast queue carries calls to all workers. Each worker answers over a queue of its own, whose handle it hands over
+when it joins. A worker runs calls one after the other, in the order in which they were made. A process may have several
+groups, which are independent of each other. One thread at a time may use a group, and one thread at a time a worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SLICE_S: Final = 0.05
 
 
 class CallFailed(PeerError):
-    """A method raised on a worker. ``peer`` names it, ``failure`` has class, text and traceback."""
+    """A method raised on a worker. ``peer`` names the worker, ``failure`` has the exception's class, text and traceback."""
 
     def __init__(self, worker: str, method: str, failure: Failure) -> None:
         super().__init__(worker, f"{method} raised {failure.kind}: {failure.text}\n{failure.trace}")
@@ -45,7 +45,9 @@ class CallFailed(PeerError):
 
 
 class NoAnswer(SidecarError, TimeoutError):
-    """Workers that live have not answered in time; ``workers`` names them. Their answers are thrown away when they come."""
+    """Workers that are not known to be gone have not answered a call in time; ``workers`` names them. Answers that come
+    later are discarded.
+    """
 
     def __init__(self, group: str, method: str, workers: tuple[str, ...], timeout_s: float) -> None:
         super().__init__(f"{group}: {method}: no answer from {', '.join(workers)} in {timeout_s:.1f} s")
@@ -53,7 +55,7 @@ class NoAnswer(SidecarError, TimeoutError):
 
 
 class Pending:
-    """A call that was made. Wait once: with ``wait``, or with ``outcomes``."""
+    """A call that was made, whose answers may still come. Wait for them once: with ``wait``, or with ``outcomes``."""
 
     def __init__(self, group: WorkerGroup, number: int, method: str, to: tuple[str, ...]) -> None:
         self.method = method
@@ -64,25 +66,26 @@ class Pending:
         self._number = number
 
     def missing(self) -> tuple[str, ...]:
-        """Workers without an answer."""
+        """Names of the workers called that have neither answered nor been lost."""
         return tuple(name for name in self.to if name not in self.answers)
 
     def wait(self, timeout_s: float = CALL_S) -> list[Any]:
-        """The results, in the order of ranks.
+        """Wait until all workers called have answered; their results, in the order of ranks.
 
         Raises:
             CallFailed: the method raised on a worker; at once, without waiting for the others.
-            PeerGone: a worker is gone; at once, too.
-            NoAnswer: some did not answer in time.
+            PeerGone: a worker is gone; at once, without waiting for the others.
+            NoAnswer: some did not answer within ``timeout_s`` seconds.
         """
         self._group.collect(self, self._number, timeout_s, eager=True)
         return [_result(name, self.method, self.answers[name]) for name in self.to]
 
     def outcomes(self, timeout_s: float = CALL_S) -> dict[str, Any]:
-        """What came of it on each worker: its result, or the CallFailed or PeerGone that ``wait`` would raise.
+        """Wait until all workers called have answered or are gone. For each of them, by name: its result, or the
+        CallFailed or PeerGone that ``wait`` would raise.
 
         Raises:
-            NoAnswer: some did not answer in time.
+            NoAnswer: some did not answer within ``timeout_s`` seconds.
         """
         self._group.collect(self, self._number, timeout_s, eager=False)
         found: dict[str, Any] = {}
@@ -95,23 +98,24 @@ class Pending:
 
 
 class WorkerGroup:
-    """The caller's end. ``handle``: what workers join with."""
+    """The caller's side of a group of workers, which join it by its ``handle``."""
 
     def __init__(self, name: str, workers: Sequence[str], *, remote: Collection[str] = (), key: ServiceKey | None = None,
                  chunks: int = 10, chunk_bytes: int = 10 << 20, listen: str = "127.0.0.1") -> None:
         """Make the queue to the workers.
 
         Args:
-            name: of the group, for messages to people.
+            name: of the group, for log and error messages.
             workers: names, in the order of ranks.
-            remote: those that run on other hosts.
-            key: the service's key, where workers run elsewhere.
-            chunks: see ``Writer``.
-            chunk_bytes: see ``Writer``.
-            listen: see ``Writer``.
+            remote: those of them that run on other hosts.
+            key: the service's key, for workers on other hosts.
+            chunks: calls that a worker may be behind.
+            chunk_bytes: bytes of a call that fit into the queue's ring; larger calls get shared memory of their own.
+            listen: address to which workers on other hosts connect; any but loopback needs ``key``.
 
         Raises:
-            ConfigError: an argument is wrong.
+            ConfigError: an argument is wrong, or the address cannot be listened on.
+            OSError: no memory or descriptor is left.
         """
         unknown = [each for each in remote if each not in workers]
         if unknown:
@@ -130,10 +134,11 @@ class WorkerGroup:
         """Workers that were lost, and why."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every worker has joined, and join their queues back.
+        """Wait until every worker has joined, and join the queues over which they answer.
 
         Raises:
-            PeerGone: some did not join in time; the message names them.
+            PeerGone: some did not join within ``timeout_s`` seconds, or ended meanwhile; the message names them.
+            Incompatible, AuthError, ProtocolError: the queue of a worker cannot be joined.
         """
         end = time.monotonic() + timeout_s
         notes = self._writer.wait_ready(timeout_s)
@@ -142,21 +147,24 @@ class WorkerGroup:
 
     def call(self, method: str, *args: Any, to: Collection[str] | None = None, timeout_s: float = CALL_S,
              **kwargs: Any) -> list[Any]:
-        """``start`` and ``wait`` in one."""
+        """Call a method on all workers, or on those of ``to``, and wait ``timeout_s`` seconds at most for their results,
+        which are in the order of ranks. Raises as ``start`` and ``Pending.wait`` do.
+        """
         end = time.monotonic() + timeout_s
         pending = self.start(method, *args, to=to, timeout_s=timeout_s, **kwargs)
         return pending.wait(max(end - time.monotonic(), 0.0))
 
     def start(self, method: str, *args: Any, to: Collection[str] | None = None, timeout_s: float = CALL_S,
               **kwargs: Any) -> Pending:
-        """Call a method on all workers, or on those of ``to``, and do not wait for it.
+        """Call a method on all workers, or on those of ``to``, and do not wait for their answers.
 
         Raises:
-            ReaderStuck: a worker is too many calls behind. Nobody got this one.
+            ReaderStuck: a worker was too many calls behind for ``timeout_s`` seconds. No worker got this one.
             PeerGone: every worker is gone.
-            OurFault: too many calls are open.
-            TypeError: an argument is none of the types that calls carry.
-            ValueError: ``to`` names somebody else, or the arguments are too large.
+            OurFault: ``OPEN_MAX`` calls wait for answers, or the group is closed.
+            TypeError: an argument is none of the types that calls carry (``calls``).
+            ValueError: ``to`` is empty or names one that is no worker of the group, or the arguments are too large.
+            OSError, MemoryError: no memory or descriptor is left for the call. No worker got it.
         """
         if len(self._open) >= OPEN_MAX:
             raise OurFault(f"{self.name}: {OPEN_MAX} calls wait for answers; wait for some first")
@@ -171,18 +179,25 @@ class WorkerGroup:
 
     def tell(self, method: str, *args: Any, to: Collection[str] | None = None, timeout_s: float = CALL_S,
              **kwargs: Any) -> None:
-        """Call a method and want no answer; what it raises is logged by the worker. Raises as ``start`` does."""
+        """Call a method on all workers, or on those of ``to``, without answers: a worker logs what the method raises.
+        Raises as ``start`` does.
+        """
         names = self._to(to)
         self._send(Call(self._made + 1, method, None if to is None else names, answer=False, args=args, kwargs=kwargs),
                    timeout_s)
 
     def check(self) -> None:
-        """Find workers that are gone now (``gone``), rather than when the next call has to wait for them."""
+        """Look for workers that are gone, and note them in ``gone``, before a call has to wait for them."""
         self._writer.check()
         self._hear_all()
 
     def collect(self, pending: Pending, number: int, timeout_s: float, *, eager: bool) -> None:
-        """Hear answers until this call has all of them, or, where ``eager``, a bad one (``Pending``)."""
+        """Take answers until ``pending``, the call of this number, has those of all its workers. For ``Pending`` alone.
+
+        Raises:
+            NoAnswer: some did not come within ``timeout_s`` seconds.
+            CallFailed, PeerGone: with ``eager``, what came of the call on one worker while others still lack an answer.
+        """
         end = time.monotonic() + timeout_s
         try:
             while missing := pending.missing():
@@ -199,10 +214,10 @@ class WorkerGroup:
             self._open.pop(number, None)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close: workers finish what they were asked and then end their ``serve``.
+        """Close the queue: workers finish the calls that were made and then return from ``Worker.serve``.
 
         Raises:
-            ReaderStuck: some have not read everything in time. The group is closed all the same.
+            ReaderStuck: some have not read every call within ``timeout_s`` seconds. The group is closed all the same.
         """
         try:
             self._writer.close(timeout_s)
@@ -224,7 +239,7 @@ class WorkerGroup:
         self._made += 1
 
     def _hear_all(self) -> None:
-        """Take every answer that is there, so that no worker waits for room while it is waited for."""
+        """Take every answer that is there: no worker waits for room in its answer queue while this side waits for it."""
         for name in self.workers:
             while name not in self.gone and self._hear(name, 0.0):
                 continue

@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
-    """What the connector of one DP rank says of its engine."""
+    """What the KV connector of one data-parallel rank says of its engine. ``v`` is ``VERSION`` of its writer."""
 
     v: int
     dp_rank: int
@@ -39,19 +39,24 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:
-    """Where the record of one DP rank is."""
+    """Return the path of the record of one data-parallel rank."""
     return run_dir / f"engine-{dp_rank}.json"
 
 
 def write(run_dir: Path, record: EngineRecord) -> None:
-    """Write atomically: a reader sees the old record or the new one, never half."""
+    """Write the record atomically: a reader sees the old one or the new one, never half.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     run_folder.write(path_of(run_dir, record.dp_rank), record)
 
 
 def read(run_dir: Path, dp_rank: int) -> EngineRecord | None:
-    """The record, or None where there is none yet.
+    """Return the record of one data-parallel rank, of whatever version; None where there is no file yet.
 
     Raises:
-        ValueError: the file is no record (names the file and the field).
+        ValueError: the file is no record; the message names the file and the field.
+        OSError: the file cannot be read.
     """
     return run_folder.read(path_of(run_dir, dp_rank), EngineRecord)

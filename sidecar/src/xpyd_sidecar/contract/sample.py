@@ -1,8 +1,9 @@
-"""``GET /sample`` of a router: times and sizes of the requests of the last hour, for who would play them again
-(``xpyd doctor``). No prompt, answer, key, name or address is in it. Authenticated with the admin bearer token.
+"""The answer to ``GET /sample`` of a router: times and sizes of the requests that ended well within the last hour, from
+which ``xpyd doctor`` simulates the same load. It holds no prompt, answer, key, client or address. The call needs the
+admin bearer token.
 
-They go packed, as a router keeps them: its loop serves nobody while it makes an answer, and 32,768 requests as objects
-would take it a tenth of a second.
+Numbers are sent as packed arrays, which is how the router stores them: its event loop serves nobody while it builds an
+answer, and to encode 32,768 requests as objects would take a tenth of a second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COLUMNS: Final = 7
 
 
 class SampledRequest(msgspec.Struct, frozen=True):
-    """One that ended well. Times in seconds, lengths in tokens; -1: not known."""
+    """One request that ended well. Times are in seconds, lengths in tokens; -1: not known, or there is none."""
 
     at: float
     """Its arrival, from the beginning of the sample."""
@@ -52,7 +53,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class PackedSample(msgspec.Struct, frozen=True):
-    """The answer. Numbers are little-endian."""
+    """The answer to ``GET /sample``, as JSON in which the two arrays are base64 of little-endian numbers."""
 
     service: ServiceName
     begins: float
@@ -65,7 +66,7 @@ class PackedSample(msgspec.Struct, frozen=True):
 
 
 def pack_numbers(numbers: array[float]) -> bytes:
-    """Numbers as they go over the wire: little-endian."""
+    """The bytes of an array of numbers in little-endian order, as ``PackedSample`` holds them."""
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()
@@ -73,7 +74,11 @@ def pack_numbers(numbers: array[float]) -> bytes:
 
 
 def unpack(packed: PackedSample) -> Sample:
-    """Raises ValueError: the numbers do not fit together."""
+    """The requests of a packed sample, in order of arrival; those that arrived before ``packed.begins`` are left out.
+
+    Raises:
+        ValueError: an array ends within a number, or there are not ``COLUMNS`` numbers for each arrival.
+    """
     ats, rest = array("d"), array("f")
     ats.frombytes(packed.at)
     rest.frombytes(packed.rest)

@@ -1,11 +1,11 @@
-"""``python -m xpyd_sidecar.engine.model_download MODEL [REVISION]``: bring a model of the hub into the cache.
+"""``python -m xpyd_sidecar.engine.model_download MODEL [REVISION]``: download a model from a hub into the local cache.
 
-Runs in the engine's image and asks for no device. The files are those that vLLM reads at an engine's start: all but weights
-of a form that it does not choose where there are several, and copies for other programs. They go where ``HF_HOME`` says
-(with ``VLLM_USE_MODELSCOPE``, ``MODELSCOPE_CACHE``). Files that are there are not fetched again, and those of which a part
-is there go on.
+Runs in the engine's image and needs no GPU. From the Hugging Face hub it downloads what vLLM reads when an engine starts
+(``needed_files``) into the cache that ``HF_HOME`` names. With ``VLLM_USE_MODELSCOPE`` it downloads from ModelScope, into
+``MODELSCOPE_CACHE``, all but copies of the weights for other programs. Files that are complete are not downloaded again,
+and partial downloads are resumed.
 
-Exit code: 0 everything is there; 1 it is not (one line on stderr says why); 2 wrong usage.
+Exit code: 0: all files are in the cache; 1: they are not (one line on stderr says why); 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ MODELSCOPE: Final = "VLLM_USE_MODELSCOPE"
 
 
 class NotFetched(Exception):
-    """The hub does not answer, does not have the model or refuses it, or there is no room."""
+    """A model could not be downloaded, e.g. as the hub does not answer, lacks it or denies access, or the disk is full."""
 
 
 def needed_files(files: Iterable[str]) -> tuple[str, ...]:
-    """Those that an engine reads.
+    """Return the files of a model's repository that vLLM reads.
+
+    Where there are weights in several formats, only those of the first one in ``FORMS`` are kept; ``COPIES`` never are.
 
     Args:
-        files: paths of all files of a repository.
+        files: paths of all files of the repository.
     """
     rest = [name for name in files if not any(fnmatch.fnmatch(name, each) for each in COPIES)]
     found = [fnmatch.filter(rest, form) for form in FORMS]
@@ -44,14 +46,14 @@ def needed_files(files: Iterable[str]) -> tuple[str, ...]:
 
 
 def fetch(model: str, revision: str | None) -> str:
-    """Fetch what is missing; the folder with the files.
+    """Download the files of a model that the cache lacks, and return the path of the folder that holds them.
 
     Args:
-        model: the hub's id of it.
+        model: id of the model at the hub.
         revision: branch, tag or commit; None: the hub's default branch.
 
     Raises:
-        NotFetched: it could not be fetched.
+        NotFetched: the download failed; the message names the model and the cause.
     """
     try:
         if os.environ.get(MODELSCOPE, "").lower() in ("1", "true"):
@@ -66,7 +68,7 @@ def fetch(model: str, revision: str | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
+    """Run the command and return its exit code, 0 or 1. Raises SystemExit: wrong usage (2), or help was asked for (0)."""
     parser = argparse.ArgumentParser(prog="xpyd_sidecar.engine.model_download",
                                      description="Bring a model of the hub into the cache.")
     parser.add_argument("model", help="the hub's id of it")

@@ -1,8 +1,8 @@
 """What the connector counts, on its way through vLLM's statistics to ``/metrics`` (names in ``contract.metrics``).
 
-Only the scheduler side counts: ranks report to it, so that a transfer counts once. What data-parallel step sync counts goes
-the same way, since vLLM has no other for a plugin: with the outputs of a step, so a rank that runs nothing but dummies is
-heard of at its next step with tokens.
+Only the scheduler side counts: ranks report to it, so that a transfer counts once. Counters of data-parallel step sync go
+the same way, since vLLM has no other for a plugin: with the outputs of a step, so those of a rank that runs only dummy
+forwards arrive with its next step that has tokens.
 """
 
 from __future__ import annotations
@@ -50,12 +50,17 @@ REFUSED = f"{metrics.LINKS_REFUSED}:"
 
 
 class Stats(KVConnectorStats):
-    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers,
-    "link:name" to bytes, and ``REFUSED`` with a name to sessions.
+    """What was counted since the last report. ``data``, by name:
+
+        a counter          its increment
+        a gauge            its latest value
+        side/outcome       transfers that have ended
+        link:name          KV payload bytes that came over this link
+        REFUSED + name     sessions that could not have this link
     """
 
     def reset(self) -> None:
-        """Set all counters to zero."""
+        """Forget everything that was counted."""
         self.data.clear()
 
     def add(self, name: str, amount: float) -> None:
@@ -63,11 +68,11 @@ class Stats(KVConnectorStats):
         self.data[name] = self.data.get(name, 0) + amount
 
     def count_transfer(self, side: str, outcome: str) -> None:
-        """Count a transfer that has ended with ``outcome``, on ``side``."""
+        """Count a transfer that has ended with ``outcome`` (``kv.keys.Outcome``) on ``side``: send or receive."""
         self.add(f"{side}/{outcome}", 1)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add a later interval."""
+        """Add what was counted later, and return this object: increments are summed, gauges take the later value."""
         for name, value in other.data.items():
             if name in GAUGES:
                 self.data[name] = value
@@ -76,16 +81,16 @@ class Stats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line."""
+        """Numbers by name, without the prefix ``xpyd_kv_``, for vLLM's log line."""
         return {name.removeprefix("xpyd_kv_"): value for name, value in self.data.items()}
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether nothing was counted."""
         return not self.data
 
 
 def with_steps(stats: Stats | None) -> Stats | None:
-    """``stats`` and what steps have counted since the last call; None if there is nothing to tell."""
+    """``stats`` with what data-parallel step sync has counted since the last call; None where there is neither."""
     steps = STEPS.take()
     if steps:
         stats = Stats(data={}) if stats is None else stats
@@ -94,7 +99,7 @@ def with_steps(stats: Stats | None) -> Stats | None:
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """The Prometheus side, in the API server process."""
+    """Prometheus metrics of the connector, in vLLM's API server process."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str],
                  per_engine_labelvalues: dict[int, list[object]]) -> None:
@@ -116,7 +121,7 @@ class PromMetrics(KVConnectorPromMetrics):
             labelnames=[*labelnames, "link"])
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Record one interval."""
+        """Add what one engine has counted (``Stats.data``) to its metrics."""
         for name, value in transfer_stats_data.items():
             if name in self._gauges:
                 self._gauges[name][engine_idx].set(value)

@@ -1,4 +1,7 @@
-"""What one rank takes of a try, and the instructions of the machine that fetches it (``kv.fetching``)."""
+"""What one rank of decode takes of a try, and the instructions of the machine that fetches it (``kv.fetching``).
+
+A try is one attempt to transfer the KV of a prompt (``kv.keys.Key``); a source is one rank of prefill that has part of it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from xpyd_sidecar.kv.selection import Piece
 
 
 class TryError(ValueError):
-    """Prefill has told what there cannot be, or twice."""
+    """What prefill has sent about a try cannot be right: it names what does not exist, or repeats a manifest."""
 
 
 class FetchPlan(NamedTuple):
-    """What a rank takes of a try from one source."""
+    """What one rank of decode takes of a try from one source: which heads of which arrays, and when."""
 
     arrays: tuple[ArrayLayout, ...]
     """Of the source."""
@@ -35,13 +38,13 @@ class FetchPlan(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """What is fetched of another try is the same where this is."""
+        """SHA-256 of prompt, weights and what is taken: tries for which it is equal fetch the same bytes."""
         taken = repr((self.arrays, sorted(self.parts.items()))).encode()
         return hashlib.sha256(self.identity + taken).digest()
 
 
 class SayFrame(NamedTuple):
-    """Send ASK, TAKEN or BUSY over a session."""
+    """Instruction: send ``body`` (ASK, TAKEN or BUSY) about the try ``key`` over the session numbered ``link``."""
 
     link: int
     key: Key
@@ -49,7 +52,11 @@ class SayFrame(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Bring these bytes here; answered by ``on_fetched`` or ``on_fetch_failed``."""
+    """Instruction: fetch pieces of a manifest over the session numbered ``link``.
+
+    ``source``: index among the sources of the load. Answered once with ``number``, by ``Fetching.on_fetched`` or
+    ``Fetching.on_fetch_failed``.
+    """
 
     number: int
     link: int
@@ -62,7 +69,10 @@ class Fetch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Write what was fetched into its blocks; answered by ``on_placed``."""
+    """Instruction: copy fetched pieces from ``at`` in the ring or the buffer into their blocks of the KV cache.
+
+    Answered once with ``number``, by ``Fetching.on_placed`` or ``Fetching.on_not_placed``.
+    """
 
     number: int
     key: Key
@@ -72,7 +82,10 @@ class Place(NamedTuple):
 
 
 class BlocksArrived(NamedTuple):
-    """Blocks are in their places, and right: (array of the source, first, count) of each piece."""
+    """Report: blocks of a try are in their places in the KV cache, with right checksums where these are wanted.
+
+    ``blocks``: (array of the source, first block of the prompt, number of blocks) of each piece. ``size``: bytes of all.
+    """
 
     key: Key
     source: int
@@ -81,14 +94,20 @@ class BlocksArrived(NamedTuple):
 
 
 class WrongSum(NamedTuple):
-    """What has come over a session is not what was told: it ends, with the loads that use it."""
+    """Instruction: end the session numbered ``link``, over which bytes of the try ``key`` came with a wrong checksum.
+
+    The loads that use the session fail with it.
+    """
 
     link: int
     key: Key
 
 
 class LeftBuffer(NamedTuple):
-    """A try can never be whole: something that was taken of it has left the buffer, or it was given up before."""
+    """Report: a try can never be complete on this rank, since it was given up before or KV of it has left the buffer.
+
+    That KV does not come again: prefill was told TAKEN, and has freed it.
+    """
 
     key: Key
     source: int

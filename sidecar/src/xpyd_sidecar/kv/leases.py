@@ -1,4 +1,4 @@
-"""Deadlines as values.
+"""Deadlines as values, and the clock by which the silence of a peer is measured.
 
 A lease ends at a moment of the owner's monotonic clock, in seconds; what crosses the wire is how long it has left, so that
 clocks need not agree.
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Lease(NamedTuple):
-    """Something that may be waited for until ``until``."""
+    """A deadline: something is waited for until ``until``, in seconds of the owner's clock."""
 
     until: float
 
@@ -39,21 +39,21 @@ LOOKS: Final = 4
 class ListeningClock:
     """A clock of the time in which this side has listened, by which the silence of a peer is measured.
 
-    It moves when this side looks at what has come. What passed since the look before counts up to a quarter of the silence
-    that is too long: in a longer gap this side was held up (a forward of a minute, a stopped process, a clock that jumped),
-    and what has come is not looked at yet. So the first look after a gap never finds a silence that was short before it.
+    It advances when this side reads what has come. The time since the read before counts up to a quarter (1 / ``LOOKS``) of
+    the silence that is too long: in a longer gap this side itself was held up (a forward of a minute, a stopped process, a
+    clock that jumped), and has not read what came meanwhile. So no gap alone makes a silence too long.
     """
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: of the silence that is too long."""
+        """Begin at 0. ``seconds``: how long a silence of the peer is too long."""
         self._most = seconds / LOOKS
         self._listened = 0.0
         self._looked: float | None = None
 
     def advance(self, now: float) -> float:
-        """Count the time since the call before. Returns the seconds in which this side has listened.
+        """Count the time since the call before. Returns the seconds in which this side has listened so far.
 
-        ``now``: of the monotonic clock, at which what has come is looked at.
+        ``now``: seconds of the monotonic clock, when what has come is read.
         """
         if self._looked is not None:
             self._listened += min(max(0.0, now - self._looked), self._most)

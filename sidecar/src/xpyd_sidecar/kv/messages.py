@@ -1,23 +1,23 @@
-"""Messages of the KV plane, and the version in which they are spoken.
+"""Messages by which prefill and decode engines agree on transfers of KV, and the version of their format.
 
 Two channels carry them:
 
 - control: ZMQ with CURVE, DEALER (prefill's scheduler side) to ROUTER (decode's). A message is two parts: the prefix, whose
-  layout never changes, and a msgpack body. So a peer of another version is answered by name, and the transfer that it
-  speaks of fails at once, although its body cannot be read.
+  layout never changes, and a msgpack body. So decode can reject a peer of another version with both versions named, and
+  fail the transfer of its message at once, although it cannot read the body.
 
       0        4         6               22         26
       +--------+---------+----------------+---------+
       | "xpyd" | version | transfer (raw) | attempt |      little endian; zeros where no transfer is meant
       +--------+---------+----------------+---------+
 
-- data: sealed frames (``kv.wire``) between the workers; their bodies are in ``kv.session_bodies``.
+- data: sealed frames (``kv.wire``) between the workers; their bodies are in ``kv.session_bodies`` and ``kv.manifests``.
 
 Structs tolerate unknown fields, so that a newer peer may add some within one version.
 
 Wire history
     1   first version
-    2   ``handed`` of ``announce``; ``reach`` of the kinds of ``hello``
+    2   ``handed`` in ``Announce``; ``reach`` in the array kinds of ``Hello.geometry``
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _TRIES: Final = range(1, 1 << 32)
 
 
 class MessageError(ValueError):
-    """Bytes that are no message of this protocol."""
+    """Received bytes that are no message of this protocol, or one with a value that is out of bounds."""
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """What can be read of a message of any version."""
+    """First part of a control message, which can be read whatever its version is."""
 
     version: int
     transfer: TransferId
@@ -79,28 +79,28 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
-    """Decode accepts the peer."""
+    """Decode accepts the prefill engine that sent ``Hello``; the fields name the decode engine."""
 
     instance: InstanceName
     incarnation: Incarnation
 
 
 class Reject(msgspec.Struct, frozen=True, tag="reject", tag_field="t"):
-    """Decode refuses the peer, with the differing field."""
+    """Decode refuses a prefill engine or a message of it; ``reason`` names what differs or is wrong."""
 
     outcome: Outcome
     reason: str
 
 
 class ListeningRank(msgspec.Struct, frozen=True):
-    """Where one prefill rank listens, and which life of it."""
+    """Address at which one prefill rank listens for data connections, and its incarnation."""
 
     address: HostPort
     incarnation: Incarnation
 
 
 class TransferAttempt(msgspec.Struct, frozen=True):
-    """Identifies one attempt at a transfer: transfer, attempt of the request, generation within it."""
+    """Identifies one try of a transfer: transfer, attempt of the request, generation within that attempt."""
 
     transfer: TransferId
     attempt: Attempt
@@ -108,12 +108,12 @@ class TransferAttempt(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The name of the try, as other modules have it."""
+        """The three fields that identify the try, as a ``Key``."""
         return Key(self.transfer, self.attempt, self.generation)
 
 
 class Announce(TransferAttempt, frozen=True, tag="announce", tag_field="t"):
-    """Prefill has scheduled a transfer: its KV will come when asked for."""
+    """Prefill has scheduled the prompt of a transfer: decode can ask the ranks in ``data`` for its KV from now on."""
 
     identity: bytes
     """``kv.identity``."""
@@ -130,12 +130,12 @@ class Announce(TransferAttempt, frozen=True, tag="announce", tag_field="t"):
 
     @property
     def content(self) -> bytes:
-        """What its KV is the KV of: other tries with equal bytes bring the same."""
+        """Identity of the KV itself, of prompt and weights: tries whose bytes here are equal bring equal KV."""
         return self.identity + self.weights.encode()
 
 
 class TryGone(TransferAttempt, frozen=True, tag="gone", tag_field="t"):
-    """Prefill will not deliver this try. With ``retry`` another try may follow (its leg was aborted): decode waits on."""
+    """Prefill will not deliver this try. ``retry``: decode is to keep waiting, since another try may follow."""
 
     outcome: Outcome
     reason: str
@@ -143,14 +143,14 @@ class TryGone(TransferAttempt, frozen=True, tag="gone", tag_field="t"):
 
 
 class Drop(TransferAttempt, frozen=True, tag="drop", tag_field="t"):
-    """Decode does not want this try: prefill lets go of its copies."""
+    """Decode does not want this try: prefill is to free its copies of the KV."""
 
     outcome: Outcome
     reason: str
 
 
 class WorkDone(TransferAttempt, frozen=True, array_like=True):
-    """What prefill has done for a try until now; both numbers only grow."""
+    """What prefill has done so far for one try; both numbers only grow."""
 
     tokens: int
     """Prompt tokens computed for it, again after a preemption."""
@@ -159,14 +159,14 @@ class WorkDone(TransferAttempt, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
-    """Prefill asks whether decode still lives. With ``work`` prefill's scheduler says in a step what it has done."""
+    """Prefill asks whether decode is alive. ``work``: of its tries, those whose numbers have changed since the last one."""
 
     seq: int
     work: tuple[WorkDone, ...] = ()
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
-    """The answer, with the incarnation that gives it."""
+    """Decode's answer to the ``Ping`` of the same ``seq``, with decode's own incarnation."""
 
     seq: int
     incarnation: Incarnation
@@ -181,7 +181,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(message: Control) -> tuple[bytes, bytes]:
-    """A control message as its two parts."""
+    """Return the two parts of a control message: the prefix, of ``WIRE_VERSION``, and the msgpack body."""
     transfer = getattr(message, "transfer", _NONE)
     attempt = getattr(message, "attempt", 0)
     return _PREFIX.pack(MAGIC, WIRE_VERSION, bytes.fromhex(transfer), attempt), _encoder.encode(message)
@@ -191,7 +191,7 @@ def prefix(raw: bytes) -> Prefix:
     """Read the first part of a control message, of any version.
 
     Raises:
-        MessageError: it is none.
+        MessageError: the bytes are too short, or do not begin with ``MAGIC``.
     """
     if len(raw) < _PREFIX.size or raw[:4] != MAGIC:
         raise MessageError("not an xpyd control message")
@@ -203,7 +203,7 @@ def unpack(raw: bytes) -> Control:
     """Read the second part of a control message of this version.
 
     Raises:
-        MessageError: names the field that is missing or wrong.
+        MessageError: the body is no message, or a value is out of bounds; the message names the field.
     """
     try:
         message: Control = _control_decoder.decode(raw)

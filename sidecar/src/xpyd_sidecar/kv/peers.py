@@ -1,16 +1,17 @@
 """Whether two engines may exchange KV at all: checked once per connection, before anything else a peer says is used.
 
-Where they speculate otherwise, some arrays stay behind or nothing is taken:
+Where their speculative decoding differs, some arrays are not transferred, or no KV is taken at all ("─": no speculation):
 
     decode          prefill         model without states                            model with states
     ─               ─               all                                             all
     any             the same        all, the draft's too                            all, the draft's too
-    drafts itself   otherwise, ─    all but drafts'; warned: few are accepted       refused, with the field
+    by a model      otherwise, ─    all but drafts'; warned: few are accepted       refused, with the field
     by tokens, ─    by a model      all but drafts'; warned: they are for nothing   refused, with the field
     by tokens       ─, by tokens    all                                             refused, with the field
 
-"Drafts itself" means with KV of its own (EAGLE, MTP, draft models), "by tokens" without (n-gram, suffix). The number of
-drafts counts only for states, whose pages hold a column for each.
+"By a model": the draft has KV of its own (EAGLE, MTP, draft models); "by tokens": it has none (n-gram, suffix). "States"
+are those of Mamba, gated delta nets and the like. The number of drafts per step must be equal for states alone, whose
+pages hold a column for each draft.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ALL: Final = (*ALIKE, "num_speculative_tokens")
 
 
 class Self(msgspec.Struct, frozen=True):
-    """What an engine says of itself."""
+    """What an engine tells a peer of itself when a connection begins: who it is, and what its KV is like."""
 
     instance: InstanceName
     incarnation: Incarnation
@@ -50,13 +51,13 @@ class Self(msgspec.Struct, frozen=True):
     speculation: Speculation = Speculation()
 
     def hello(self, expects: Incarnation) -> Hello:
-        """The first message to the decode engine of incarnation ``expects``."""
+        """HELLO, a prefill engine's first message, to the decode engine of incarnation ``expects``."""
         return Hello(self.instance, self.incarnation, expects, self.fingerprint, self.parallel, self.geometry,
                      self.speculation)
 
 
 class PeerTerms(NamedTuple):
-    """On what terms a decode engine takes KV from a prefill engine, or why it does not."""
+    """On what terms a decode engine takes KV from a prefill engine, or why it does not. ``ranks``: how many prefill has."""
 
     refused: tuple[Outcome, str] | None
     """Why its KV cannot be taken, with the fields that differ."""
@@ -68,7 +69,9 @@ class PeerTerms(NamedTuple):
 
 
 def meet(ours: Self, theirs: Hello) -> PeerTerms:
-    """Whether KV of ``theirs`` is right for ``ours``, and how it is laid out."""
+    """Whether the decode engine ``ours`` can take KV from the prefill engine that sent ``theirs``, and which of its ranks
+    takes what from which. Nothing is raised for an engine that does not fit: ``refused`` says why.
+    """
     refused = _refusal(ours, theirs)
     if refused is None:
         drafts = draft_rule(ours.speculation, theirs.speculation)
@@ -95,7 +98,7 @@ def _refusal(ours: Self, theirs: Hello) -> tuple[Outcome, str] | None:
 
 
 class DraftRule(NamedTuple):
-    """What becomes of drafts between two engines."""
+    """What the speculative decoding of two engines means for the transfer of KV between them."""
 
     refused: str = ""
     """Why no KV is taken at all, with the field."""
@@ -106,7 +109,9 @@ class DraftRule(NamedTuple):
 
 
 def draft_rule(decode: Speculation, prefill: Speculation) -> DraftRule:
-    """What holds for KV of ``prefill`` at ``decode``."""
+    """Which KV a decode engine takes from a prefill engine, by the speculative decoding of both: all, all but the drafts'
+    layers with a warning, or none (the table in this module's docstring).
+    """
     differs = difference(decode, prefill, ALL)
     if differs and (decode.states or prefill.states):
         words = "the states of this model are laid out by it, so both roles must speculate alike"

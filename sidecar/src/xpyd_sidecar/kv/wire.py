@@ -1,4 +1,4 @@
-"""Frames of a session's control connection as bytes, without a socket: in clear at first, and sealed from then on.
+"""Frames of a session's control connection as bytes, without a socket: in clear during the handshake, then sealed.
 
     0        4     5      6       8          12
     +--------+-----+------+-------+----------+--------------------------------------------------------+
@@ -7,14 +7,15 @@
     +--------+-----+------+-------+----------+--------------------------------------------------------+
       all numbers little endian; magic and version keep their places in every version
 
-With flag SEALED the payload is sealed (``kv.session_keys``), with the first 12 bytes as what stands before it, and is 16
-bytes longer. CHALLENGE and HELLO are in clear, and REJECT in their place; nothing else is taken in clear, and nothing in
-clear after them. Bytes of KV do not travel here: each link has its own way for them.
+With flag SEALED the payload is encrypted and authenticated (``kv.session_keys``), the first 12 bytes of the frame are
+authenticated with it, and it is 16 bytes longer. Only CHALLENGE, HELLO, a REJECT that answers one of them, and NAME may
+come in clear, and nothing may once both ends have keys. KV is not sent in frames: each kind of link transfers it by itself.
+NAME is the first frame on a stripe (another TCP connection of the session, for KV); its body is the name, not msgpack.
 
 Wire history
     1 to 5   one connection for frames and KV, with xxh3 sums; proofs covered who the two ends are, and not what they said
     6        sealed frames; manifests
-    7        KV over TCP is asked for on stripes, which prefill answers by name; FETCH is of NCCL groups alone
+    7        KV over TCP is requested and sent on stripes, which begin with NAME; FETCH is used for NCCL groups alone
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KEY_BYTES: Final = _KEY.size
 
 
 class FrameKind(IntEnum):
-    """What a frame is. D is the side that connects (decode), P the one that listens (prefill)."""
+    """The kinds of frames. D is the end that connects (decode), P the end that listens (prefill)."""
 
     CHALLENGE = 1
     """P → D, the first one."""
@@ -99,7 +100,7 @@ CLEAR: Final = frozenset({FrameKind.CHALLENGE, FrameKind.HELLO, FrameKind.REJECT
 
 
 class Frame(NamedTuple):
-    """A frame that has come."""
+    """A received frame, decrypted if it was sealed: kind, the try of a transfer that it concerns (or ``NO_TRY``), body."""
 
     kind: FrameKind
     key: Key
@@ -107,11 +108,11 @@ class Frame(NamedTuple):
 
 
 class WireError(ValueError):
-    """Bytes that are no frame of this version, or not the one that was sealed."""
+    """Received bytes that are no frame of ``WIRE_VERSION``, may not come in clear or sealed now, or fail authentication."""
 
 
 class Wire:
-    """One end of a control connection: bytes in, frames out, and the other way round."""
+    """Codec of one end of a control connection: makes frames from received bytes, and bytes to send from frames."""
 
     def __init__(self) -> None:
         self._in = bytearray()
@@ -119,15 +120,15 @@ class Wire:
         self._sealing: Sealing | None = None
 
     def seal(self, sealing: Sealing, opening: Sealing) -> None:
-        """All that is said from now on is sealed, and all that comes is."""
+        """Seal every later frame that is sent by ``sealing``, and require that ``opening`` opens every one received."""
         self._sealing, self._opening = sealing, opening
 
     def frame(self, kind: FrameKind, body: bytes = b"", key: Key = NO_TRY) -> bytes:
-        """A frame to be sent.
+        """Return the bytes of one frame, to be sent in the order of the calls.
 
         Raises:
-            ValueError: a body that is too long.
-            SealError: the session has had as many frames as it may.
+            ValueError: the body is longer than ``body_max`` allows.
+            SealError: the key has sealed as many frames as it may (``session_keys.FRAMES_MAX``).
         """
         if len(body) > body_max(kind):
             raise ValueError(f"a body of {len(body)} bytes in {kind.name}")
@@ -138,10 +139,12 @@ class Wire:
         return head + self._sealing.seal(clear, head)
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
-        """Frames that are whole with what has come; ``seal`` may be called between two of them.
+        """Take received bytes, and yield each frame that is complete with them.
+
+        ``seal`` may be called between two frames, and counts for the next one.
 
         Raises:
-            WireError: what comes is none, is too long, or not what may come now.
+            WireError: the bytes are no frame, its length is out of bounds, or it may not come in clear or sealed now.
         """
         self._in += data
         while len(self._in) >= PREFIX_BYTES:
@@ -155,7 +158,7 @@ class Wire:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a frame that is not whole."""
+        """Number of received bytes that ``feed`` has not yielded as a frame."""
         return len(self._in)
 
     def _prefix(self) -> tuple[FrameKind, bool, int]:
@@ -173,10 +176,10 @@ class Wire:
 
 
 def prefix_of(data: bytes | bytearray) -> tuple[FrameKind, int]:
-    """Kind of a frame in clear, and bytes behind its first 12.
+    """Return the kind of a frame in clear and the length of its payload in bytes, from its first 12 bytes.
 
     Raises:
-        WireError: it is none.
+        WireError: no frame of ``WIRE_VERSION`` begins so, it is sealed, or its length is out of bounds.
     """
     kind, sealed, length = _prefix_of(data)
     if sealed:
@@ -185,7 +188,7 @@ def prefix_of(data: bytes | bytearray) -> tuple[FrameKind, int]:
 
 
 def body_max(kind: FrameKind) -> int:
-    """Bytes that the body of a frame may have."""
+    """Return the greatest length of a frame's body, in bytes."""
     return SUMS_MAX if kind is FrameKind.SUMS else BODY_MAX
 
 
@@ -195,7 +198,7 @@ def _read(kind: FrameKind, clear: bytes) -> Frame:
 
 
 def _prefix_of(data: bytes | bytearray) -> tuple[FrameKind, bool, int]:
-    """Kind of a frame, whether it is sealed, and bytes behind its first 12."""
+    """Return the kind of a frame, whether it is sealed, and its payload's length in bytes. Raises WireError: it is none."""
     magic, version, number, flags, length = _PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise WireError(f"not an xpyd data link (it begins with {bytes(magic)!r})")

@@ -1,11 +1,13 @@
-"""The engine of a member, one life after the other: ``python -m xpyd_sidecar.member [--grace-s S] -- COMMAND …``.
+"""The launcher: runs the engine of one member of an instance, one life after the other
+(``python -m xpyd_sidecar.member [--grace-s S] -- COMMAND …``).
 
-    round.json (agent) ──▶ life? ── begin ──▶ COMMAND, marks filled in ──▶ ended by itself: said in member.json, and counted
+    round.json (agent) ──▶ life? ── begin ──▶ COMMAND, marks filled in ──▶ ended by itself: in member.json, and counted
                             └─ another one, or none ──▶ SIGTERM, 1 s, SIGKILL
 
-Stays between two lives, so that containers, caches and devices do. From the third end in 10 minutes that nobody asked for
-it ends with the engine's exit code, for whoever counts and paces restarts. SIGTERM is handed to the engine. Needs the
-contract alone.
+A life is one run of the engines of all members (docs/protocols/group.md). The launcher stays between two lives, so that
+containers, caches and devices do. When the engine ends by itself for the third time within 10 minutes, the launcher ends
+with its exit code, so that whoever started it counts and delays restarts. SIGTERM ends the engine, within ``--grace-s``
+seconds, and the launcher. Imports nothing of the sidecar but ``contract``.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ _DEATH_SIGNAL: Final = 1
 
 
 def next_step(state: MemberState, told: GroupRound | None) -> Literal["", "begin", "end"]:
-    """What is to be done about the engine: nothing, begin it, or end it. A life that has ended here is never begun again.
-    ``told``: the round as the agent says it.
+    """What to do about the engine: ``begin`` it, ``end`` it, or nothing (empty). ``state``: what runs here, or ran last;
+    ``told``: what the agent asks for; None: nothing. The life that ran last is never begun again.
     """
     life = told.life if told is not None else ""
     if state.running:
@@ -73,14 +75,16 @@ def next_step(state: MemberState, told: GroupRound | None) -> Literal["", "begin
 
 
 def gives_up(failures: Sequence[float], now: float) -> bool:
-    """Whether engines have ended by themselves so often, and so lately, that somebody else is to count from here on.
-    ``failures``: when they did.
+    """Whether ``FAILURES_MAX`` engines ended by themselves within the last ``WITHIN_S`` seconds, so that the launcher is to
+    end and leave restarts to whoever started it. ``failures``: when they did; ``now``: seconds of the same clock.
     """
     return sum(now - at <= WITHIN_S for at in failures) >= FAILURES_MAX
 
 
 def fill_marks(args: Sequence[str], told: GroupRound) -> list[str]:
-    """The engine's arguments, with the life, the leader and its port in place of their marks."""
+    """The engine's arguments with the round's life, leader's host and port in place of the marks ``{xpyd:life}``,
+    ``{xpyd:leader}`` and ``{xpyd:port}``.
+    """
     found = {LIFE_HERE: told.life, LEADER_HERE: told.leader, PORT_HERE: str(told.port)}
     out = []
     for argument in args:
@@ -91,9 +95,12 @@ def fill_marks(args: Sequence[str], told: GroupRound) -> list[str]:
 
 
 class Launcher:
-    """Launches the engine of one member. ``run`` it; ``stop`` from a signal's handler."""
+    """Begins and ends the engine of one member as its agent asks. Call ``run``, and ``stop`` from a signal's handler."""
 
     def __init__(self, run_dir: Path, command: Sequence[str], grace_s: float) -> None:
+        """``run_dir``: the member's run folder; ``command``: of the engine, with marks; ``grace_s``: seconds from SIGTERM
+        to SIGKILL where the launcher is stopped.
+        """
         self._run_dir = run_dir
         self._command = command
         self._grace_s = grace_s
@@ -109,11 +116,14 @@ class Launcher:
         self._said_at = float("-inf")
 
     def stop(self) -> None:
-        """The engine is to end, and this process with it."""
+        """Have ``run`` end the engine and return."""
         self._stopped = True
 
     def run(self) -> int:
-        """The exit code of this process."""
+        """Begin and end engines until ``stop`` is called, or they have failed too often (``gives_up``). Returns the exit
+        code of this process: 0 where it was stopped; else the last engine's, or 1 where that could not be started, was
+        killed by a signal, or had exit code 0.
+        """
         if not self._end_what_was_left():
             return 0
         while not self._stopped:
@@ -141,7 +151,7 @@ class Launcher:
         return 0
 
     def _state_before(self) -> MemberState | None:
-        """What a launcher before this one has said in this folder: its life is over, once nothing of it is left."""
+        """The state that a former launcher left in this run folder; None where there is none, or it cannot be read."""
         try:
             return run_folder.read(self._run_dir / STATE, MemberState)
         except (ValueError, OSError) as error:
@@ -149,8 +159,8 @@ class Launcher:
             return None
 
     def _end_what_was_left(self) -> bool:
-        """A launcher that was killed alone may leave its engine: until that has ended it counts as running. Whether this
-        process goes on.
+        """End the engine that a former launcher in this run folder may have left, if it was killed alone: until that has
+        ended, the engine counts as running. False: this process was stopped meanwhile.
         """
         before, said = self._before, False
         while before is not None and before.life and (left := remains.find(before, self._run_dir)):
@@ -168,7 +178,7 @@ class Launcher:
         return True
 
     def _told(self) -> GroupRound | None:
-        """What is to run; what cannot be read changes nothing."""
+        """The round that the agent asks for; None where there is no file. Where it cannot be read: what runs now."""
         try:
             return run_folder.read(self._run_dir / ROUND, GroupRound)
         except (ValueError, OSError) as error:
@@ -176,8 +186,9 @@ class Launcher:
             return GroupRound(self._state.turn, self._state.life if self._state.running else "")
 
     def _begin(self, told: GroupRound) -> bool:
-        """Whether this process goes on. What cannot be said is not begun, but tried again: whoever took this one's place
-        would not know of it.
+        """Begin the engine of a round. Where its life cannot be written to ``member.json`` first, nothing is begun, and it
+        is tried again later: a launcher that took this one's place would not know of the engine. False: the engine could
+        not be started, and this process is to end (``gives_up``).
         """
         for stale in (*self._run_dir.glob("engine-*.json"), *self._run_dir.glob("pulse-*.json")):
             stale.unlink(missing_ok=True)
@@ -199,8 +210,9 @@ class Launcher:
         return True
 
     def _environment(self, life: str) -> dict[str, str]:
-        """The engine's. What torch compiles at first use goes to a folder of this life, unless one is given: an engine
-        that is killed while it compiles leaves half a library, at which the next one would end.
+        """The environment of the engine. What torch compiles at first use goes to a folder of this life, unless another
+        one is set: an engine that is killed while it compiles leaves half a library, on which the next one would fail.
+        Removes the folders of earlier lives.
         """
         for stale in self._run_dir.glob(f"{_COMPILED}*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -208,14 +220,14 @@ class Launcher:
         return {**compiled, **os.environ, **remains.marks(life, self._run_dir)}
 
     def _ended(self, code: int) -> bool:
-        """The engine has ended by itself; whether this process goes on."""
+        """The engine has ended by itself, with this exit code or (negative) signal. Whether this process goes on."""
         words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         logger.error("life %s: the engine ended: %s", self._state.life, words)
         self._say(running=not self._end(0.0), why=words)
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        """After a failure, whether this process does."""
+        """Count a failure of the engine that happened now. Whether this process goes on (``gives_up``)."""
         now = time.monotonic()
         self._failures = [*self._failures[1 - FAILURES_MAX:], now]
         if gives_up(self._failures, now):
@@ -224,7 +236,9 @@ class Launcher:
         return True
 
     def _end(self, grace_s: float) -> bool:
-        """End the engine with all that it has started, in its group or not. Whether nothing of it is left."""
+        """End the engine and all processes that it has started, in its process group or not: SIGTERM, ``grace_s``
+        seconds, SIGKILL. Whether none is left, ``KILL_S`` seconds later at most.
+        """
         child, self._child = self._child, None
         if child is not None:
             self._group = child.pid
@@ -246,7 +260,9 @@ class Launcher:
         return not self._group
 
     def _wait(self, child: subprocess.Popen[bytes], grace_s: float) -> None:
-        """Until it has ended, for so long at most; who looks at this process sees that it lives."""
+        """Wait until the child has ended, ``grace_s`` seconds at most, and write the state every second meanwhile, by
+        which the agent sees that this process lives.
+        """
         end = time.monotonic() + grace_s
         while child.poll() is None and time.monotonic() < end:
             if time.monotonic() - self._said_at >= SAY_S:
@@ -254,7 +270,7 @@ class Launcher:
             time.sleep(0.05)
 
     def _say(self, **changed: object) -> bool:
-        """``changed``: fields of what is said. Whether it could be."""
+        """Write the state to ``member.json``, with these fields ``changed``. Whether it could be written."""
         self._state = msgspec.structs.replace(self._state, beat=self._state.beat + 1, **changed)
         self._said_at = time.monotonic()
         try:
@@ -266,14 +282,16 @@ class Launcher:
 
 
 def _ends_with(launcher: int) -> None:
-    """In the engine's first process, before it is one: it is told to end where the launcher is killed alone."""
+    """Called in the child before it executes the engine: have the kernel send it SIGTERM when its parent, the process
+    ``launcher``, ends, so that it does not outlive a launcher that is killed alone. Exits where the parent is gone already.
+    """
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)
 
 
 def _others_left(process_group: int) -> bool:
-    """Whether there are processes of a group, once those that have ended are taken off the list."""
+    """Whether there are processes in a process group, once children of this process in it that have ended are reaped."""
     while True:
         try:
             pid, _ = os.waitpid(-process_group, os.WNOHANG)
@@ -289,8 +307,8 @@ def _others_left(process_group: int) -> bool:
 
 
 def _children_left() -> bool:
-    """Whether this process has children: what the engine has left behind in groups of their own. They are killed, one
-    generation after the other, and taken off the list.
+    """Whether children of this process were still alive: what the engine has left behind in process groups of their own.
+    Sends SIGKILL to each and reaps those that have ended, whose own children then become this process's (subreaper).
     """
     left = False
     for pid in remains.pids():
@@ -304,7 +322,11 @@ def _children_left() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run as a program."""
+    """The program: run a launcher with these arguments (None: those of the process) until it ends; returns its exit code.
+
+    Raises:
+        SystemExit: an argument is wrong.
+    """
     parser = argparse.ArgumentParser(prog="python -m xpyd_sidecar.member", description="Runs the engine of a member.")
     parser.add_argument("--run-dir", type=Path, default=os.environ.get(ENV_RUN_DIR), help=f"default: ${ENV_RUN_DIR}")
     parser.add_argument("--grace-s", type=float, default=600.0, help="for the engine to end after SIGTERM")

@@ -1,16 +1,17 @@
-"""Blocks of a paged cache to packed memory and back on a CUDA device, with sums that a kernel makes.
+"""Copies of KV blocks between a paged cache on a CUDA device and packed memory, with checksums that a kernel makes.
 
-Prefill, by the engine's thread, for all arrays of a group of layers and all requests of a step together:
+Prefill, on the engine's thread, for all arrays of a group of layers and all requests of a step together:
 
     cache ─[kernel]─▶ slab on the device ─[kernel: sums]   ─[copy engine]─▶ the store, in pinned host memory
 
-Decode, by the thread that fetches; the engine's thread only says from when on the blocks may be written (``moment``):
+Decode, on the thread that fetches; the engine's thread only marks from when on the blocks may be written (``moment``):
 
     the store, mapped and registered here ─[copy engine]─▶ a range of the ring ─[kernel]─▶ cache, ─[kernel: sums]
 
-Blocks go through device memory since a kernel that reads or writes host memory holds up every other kernel of the device
-while the bus is full; a copy engine does not (docs/decisions/0039). Who enqueues waits for nothing. Streams: one for what
-leaves, one for copies that come, one for what is placed; each waits on the device for what it needs of another.
+Slab and ring are device memory that is allocated once. Blocks pass through it since a kernel that reads or writes host
+memory stalls every other kernel of the device while the bus is full, and a copy engine does not (docs/decisions/0039).
+``gather``, ``bring`` and ``scatter`` enqueue work and do not wait for it. There are three streams: for copies out, for
+copies into the ring, and for copies from the ring into the cache; where one needs another's work, the device waits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ OUT_SLOTS, IN_SLOTS = 20, 32
 
 
 class CudaMark:
-    """A mark that a CUDA event stands for. Asked by any thread."""
+    """A ``CopyMark`` that has passed once a recorded CUDA event has. May be used on any thread."""
 
     def __init__(self, event: Any, device: torch.device) -> None:
         self.event = event
@@ -56,7 +57,7 @@ class CudaMark:
             return bool(self.event.query())
 
     def wait(self, seconds: float) -> bool:
-        """Until it has passed; the interpreter is free meanwhile."""
+        """Wait until the event has passed, however long (``seconds`` is ignored), without the GIL. Always True."""
         del seconds
         with torch.cuda.device(self._device):
             self.event.synchronize()
@@ -64,7 +65,7 @@ class CudaMark:
 
 
 class PackedRows(NamedTuple):
-    """Rows of blocks, and the packed arrays that their sums are of, in one piece of memory."""
+    """Rows of blocks that one launch moves, and the packed arrays that it makes sums of, in one range of packed memory."""
 
     rows: Sequence[BlockRows]
     arrays: Sequence[tuple[PackedArray, int]]
@@ -74,13 +75,13 @@ class PackedRows(NamedTuple):
 
 
 class DeviceCopies:
-    """Copies of one rank between its caches on a device and packed memory. ``launches``: of kernels and copies, so far."""
+    """Copies between one rank's KV cache on a device and packed memory. ``launches``: kernels and copies so far."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the streams.
+        """Create the streams, and the memory for tables and sums.
 
         Raises:
-            ConfigError: there is no Triton, which vLLM needs on a GPU too.
+            ConfigError: Triton, which vLLM needs on a GPU too, cannot be imported.
         """
         try:
             self._kernel = importlib.import_module("xpyd_sidecar.memory.device_kernel")
@@ -96,21 +97,24 @@ class DeviceCopies:
         self.launches = 0
 
     def prepare(self, slab_bytes: int, ring_bytes: int) -> None:
-        """Take the device memory that copies pass through."""
+        """Allocate the device memory that copies pass through: the slab for copies out, the ring for copies in."""
         self._slab = torch.empty(slab_bytes, dtype=torch.uint8, device=self._device)
         self._ring = torch.empty(ring_bytes, dtype=torch.uint8, device=self._device)
 
     def ring_range(self, at: int, size: int) -> torch.Tensor:
-        """A range of the ring, for who fills it otherwise than by ``bring``."""
+        """Return bytes ``at`` to ``at + size`` of the ring, for a link that fills them itself instead of by ``bring``."""
         return self._ring[at:at + size]
 
     @property
     def slab_bytes(self) -> int:
-        """The most that one ``gather`` may have."""
+        """Size of the slab: the most packed bytes that one ``gather`` may copy."""
         return len(self._slab)
 
     def compile(self, shape: RowShape, heads: int) -> None:
-        """Have the kernels for a shape made before they are needed: it takes seconds, once on a machine."""
+        """Compile the kernels for rows of one shape with ``heads`` heads, which takes seconds the first time on a machine.
+
+        Waits for the device; to be called before the engine serves.
+        """
         nothing = torch.empty((0, 3), dtype=torch.int64, device=self._device)
         for out in (True, False):
             for aligned in (True, False):
@@ -120,22 +124,25 @@ class DeviceCopies:
         torch.cuda.synchronize(self._device)
 
     def register(self, address: int, size: int) -> int:
-        """Have CUDA lock memory that this process only reads, so that ``bring`` needs no core. 0, or CUDA's error."""
+        """Have CUDA lock ``size`` bytes that this process only reads, so that ``bring`` needs no CPU core for them.
+
+        Returns 0, or CUDA's error code.
+        """
         with torch.cuda.device(self._device):
             return registration.register(address, size, registration.READ_ONLY)
 
     def unregister(self, address: int) -> int:
-        """Have CUDA let go of it. 0, or CUDA's error."""
+        """Undo ``register`` for the memory that begins at ``address``. Returns 0, or CUDA's error code."""
         with torch.cuda.device(self._device):
             return registration.unregister(address)
 
     @property
     def capturing(self) -> bool:
-        """Whether the compute stream records a graph: what is enqueued now does not run, and nothing else may be."""
+        """Whether the compute stream records a CUDA graph: work enqueued now would not run, and no copy may be enqueued."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def moment(self) -> CudaMark:
-        """Now, in the order of the compute stream: what was enqueued before uses blocks that are others' from now on."""
+        """Return a mark that passes when the compute stream's work so far is done: freed blocks may be written then."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return CudaMark(event, self._device)
@@ -143,9 +150,13 @@ class DeviceCopies:
     # --- what leaves: by the engine's thread ---
 
     def gather(self, packed: PackedRows, spans: Sequence[tuple[torch.Tensor, int]]) -> tuple[CopyMark, MadeSums]:
-        """Copy blocks out, after all work that the compute stream has; no more than the slab holds.
+        """Copy blocks from the cache into host memory, after all work that the compute stream has now.
 
-        ``spans``: host memory, and from where on in the packed memory it is copied.
+        Returns a mark that passes when the copies are complete, and the sums, which can be read then.
+
+        Args:
+            packed: the blocks, ``slab_bytes`` packed bytes at most.
+            spans: host memory, each with the offset in bytes in packed memory that its copy begins at.
         """
         compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._leave):
@@ -158,21 +169,27 @@ class DeviceCopies:
         return CudaMark(self._last, self._device), sums
 
     def fence(self) -> None:
-        """Later work of the compute stream waits for the copies out that are under way; the host does not."""
+        """Make later work of the compute stream wait, on the device, for all copies out that were enqueued before."""
         if self._last is not None:
             torch.cuda.current_stream(self._device).wait_event(self._last)
 
     # --- what comes: by the thread that fetches ---
 
     def bring(self, spans: Sequence[tuple[torch.Tensor, int]]) -> CudaMark:
-        """Copy pinned host memory into ranges of the ring. The host memory is in use until the mark has passed."""
+        """Copy pinned host memory into the ring. ``spans``: host memory, each with its offset in bytes in the ring.
+
+        The host memory must stay unchanged until the returned mark has passed.
+        """
         with self._here(self._come):
             for host, at in self._locked(spans):
                 self._ring[at:at + len(host)].copy_(host, non_blocking=True)
             return CudaMark(self._event(self._come), self._device)
 
     def scatter(self, packed: PackedRows, at: int, after: Sequence[CopyMark]) -> tuple[CopyMark, MadeSums]:
-        """Copy blocks out of a range of the ring into the cache, after those marks. The range is used until the new one."""
+        """Copy blocks from the ring, where they begin at byte ``at``, into the cache, once all marks ``after`` have passed.
+
+        Returns a mark and the sums. Until the mark has passed the sums cannot be read, and the range of the ring is in use.
+        """
         with self._here(self._place):
             for mark in after:
                 assert isinstance(mark, CudaMark)
@@ -182,7 +199,7 @@ class DeviceCopies:
             return CudaMark(self._event(self._place), self._device), sums
 
     def _launch(self, packed: PackedRows, address: int, *, out: bool) -> MadeSums:
-        """Have kernels move rows and make sums, by tables that go to the device together."""
+        """Enqueue kernels that move rows (``out``: to ``address``, else from it) and make sums, in the current stream."""
         rows = tables(packed.rows, address)
         runs = sum_tables([(array, address + at) for array, at in packed.arrays])
         found = [one.addresses for one in rows] + [one.runs for one in runs]
@@ -200,7 +217,7 @@ class DeviceCopies:
         return made
 
     def _locked(self, spans: Sequence[tuple[torch.Tensor, int]]) -> Iterator[tuple[torch.Tensor, int]]:
-        """The same, cut where one copy cannot have both sides."""
+        """Yield the spans, cut so that none crosses the border of two parts that CUDA locks (``registration.parts``)."""
         for host, at in spans:
             for offset, size in registration.parts(host.data_ptr(), len(host)):
                 self.launches += 1

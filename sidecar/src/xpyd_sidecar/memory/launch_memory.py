@@ -1,14 +1,14 @@
-"""Memory by which kernels are told of rows and tell of sums, of one stream. Needs torch.
+"""Memory for kernels on one CUDA stream: tables of the rows that they move, and the sums that they return. Needs torch.
 
-All of it is taken at the start: to take some costs milliseconds, in which the thread that launches waits and CUDA launches
+It is allocated at the start: an allocation takes milliseconds, in which the thread that launches waits and CUDA launches
 nothing else.
 
     tables   numpy ──▶ slot, pinned ──▶ device ──▶ kernel
     sums                                           kernel ──▶ device ──▶ slot, pinned ──▶ ``MadeSums``
 
-On the device there is one table and one list of sums, used anew by each launch, in the order of the stream. A slot is used
-again when its copies are complete and nobody has its sums any more; one whose launch has failed never is. What is too large
-for it, or finds none that is free, has memory of its own.
+The device has one table and one array of sums, which launches reuse in the order of the stream. On the host each launch has
+a slot, which is reused when its copies are complete and its ``MadeSums`` is deleted; after a launch that failed it never
+is. A launch that is too large for a slot, or finds none free, gets memory of its own.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ WORD: Final = 8
 
 
 class MadeSums:
-    """Sums that a kernel makes: there once their mark has passed."""
+    """Sums that a kernel makes, in host memory: they can be read once the mark of their launch has passed."""
 
     def __init__(self, made: torch.Tensor) -> None:
         self._made = made
 
     def read(self) -> NDArray[np.uint64]:
-        """All of them, in the order of the arrays; their memory is used again when this is gone."""
+        """Return a copy of all sums of the launch, ``[sums]``, in the order of its arrays."""
         found: NDArray[np.uint64] = self._made.numpy().view(np.uint64).copy()
         return found
 
 
 class LaunchSlot:
-    """Pinned memory of one launch."""
+    """Host memory (pinned for a GPU) for the tables and sums of one launch at a time."""
 
     def __init__(self, tables: torch.Tensor, sums: torch.Tensor) -> None:
         self.tables = tables
@@ -52,13 +52,13 @@ class LaunchSlot:
         """Who has the sums."""
 
     def fits(self, words: int, sums: int) -> bool:
-        """Whether a launch has room in it, now."""
+        """Whether the slot is free and has room for a launch with ``words`` 64-bit words of tables and ``sums`` sums."""
         return (words <= len(self.tables) and sums <= len(self.sums) and self.made() is None
                 and self.mark is not None and self.mark.done())
 
 
 class LaunchArrays(NamedTuple):
-    """The arrays of one launch: tables and sums, on the host and on the device."""
+    """Memory of one launch: its slot on the host, and tables ``[rows, 3]`` and sums ``[sums]`` on the device."""
 
     slot: LaunchSlot
     tables: torch.Tensor
@@ -69,15 +69,15 @@ class LaunchMemory:
     """Memory for the launches of one stream; used on one thread."""
 
     def __init__(self, device: torch.device, *, table_bytes: int, sums: int, slots: int) -> None:
-        """Take it: so many slots for tables of so many bytes, and so many sums."""
+        """Allocate ``slots`` slots, and memory on the device, for ``table_bytes`` bytes of tables and ``sums`` sums."""
         self._device = device
         self._tables, self._sums = self._on_device(table_bytes // WORD), self._on_device(sums)
         self._slots = deque(self._slot(table_bytes // WORD, sums) for _ in range(slots))
 
     def take(self, tables: NDArray[np.int64], sums: int) -> LaunchArrays:
-        """Memory of a launch with these tables ``[rows, 3]``, which are on their way to the device then.
+        """Return memory for a launch with ``sums`` sums, and enqueue the copy of its tables ``[rows, 3]`` to the device.
 
-        Whoever launches says with the slot's mark when that is done with.
+        The caller must set ``slot.mark`` to a mark that passes when the launch and its copies are complete.
         """
         words = tables.size
         slot = next((one for one in self._slots if one.fits(words, sums)), None)
@@ -96,7 +96,7 @@ class LaunchMemory:
 
     @staticmethod
     def bring_sums(of: LaunchArrays) -> MadeSums:
-        """Have the sums of a launch come to the host."""
+        """Enqueue the copy of a launch's sums to the host, in the current stream."""
         host = of.slot.sums[:len(of.sums)]
         if len(of.sums):
             host.copy_(of.sums, non_blocking=True)

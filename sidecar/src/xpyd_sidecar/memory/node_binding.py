@@ -1,11 +1,11 @@
-"""Memory and threads of one rank at the NUMA node of its device.
+"""Puts memory and threads of one rank on the NUMA node of its device.
 
-    memory     before its pages are made: the node is preferred (``numa_policy``)
-    pages      the thread that makes them runs on the node meanwhile: pages come from there, too, where the system lets
-               nobody say where memory is to be (seccomp profiles of containers do without a capability)
-    threads    those of the connector run on the node's processors, of those that the process may use
+    memory     before its pages are allocated, the kernel is asked to prefer the node (``numa_policy``)
+    pages      the thread that first touches them runs on the node's processors meanwhile. So they come from the node also
+               where containers may not call mbind (default seccomp profiles allow it only with a capability)
+    thread     threads of the connector run on the node's processors, as far as the process may use these
 
-Threads of others, vLLM's above all, are bound as they were. Nothing here fails: what the system refuses is said once.
+Threads of others, such as vLLM's, keep their processors. Nothing here raises: what the system refuses is logged.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ class NodeBinding:
     """Binds memory and threads of one rank to a NUMA node. Safe across threads."""
 
     def __init__(self, node: BoundNode | None, prefer: Callable[[int, int, int], None] = prefer_node) -> None:
-        """``node``: None where there is nothing to choose; ``prefer``: as ``numa_policy.prefer_node``."""
+        """``node``: None where nothing is to be bound. ``prefer(address, bytes, node)`` asks the kernel to allocate pages
+        on a node, and raises OSError where it refuses.
+        """
         self.node = node
         self._prefer = prefer
         self._refused = False
 
     def memory(self, view: memoryview) -> None:
-        """Have pages of it, which are not made yet, come from the node."""
+        """Ask the kernel to allocate those pages of ``view`` on the node that do not exist yet. After a first refusal,
+        which is logged, the kernel is not asked again.
+        """
         if self.node is None or not self.node.memory or self._refused or not len(view):
             return
         try:
@@ -47,7 +51,9 @@ class NodeBinding:
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:
-        """The calling thread makes pages: it runs on the node until it has made them, then where it ran before."""
+        """Context in which the calling thread runs on the node's processors, so that pages it touches first are allocated
+        there; afterwards it runs where it ran before.
+        """
         before = os.sched_getaffinity(0) if self.node is not None else set()
         near = before & self.node.processors if self.node is not None else set()
         moved = bool(near) and near != before and restrict(0, near)
@@ -58,7 +64,7 @@ class NodeBinding:
                 restrict(0, before)
 
     def thread(self, thread: WatchedThread) -> None:
-        """Have a thread of the rank run on the node's processors."""
+        """Have a thread of the rank run on the node's processors, from its start or from now on."""
         if self.node is not None and self.node.processors:
             thread.bind(self.node.processors)
 

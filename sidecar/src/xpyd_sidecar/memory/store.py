@@ -1,4 +1,4 @@
-"""The host memory of one rank for copies of KV: one allocation, one account of who has how much of it.
+"""The host memory of one rank for copies of KV: one allocation, leased in parts, with a count of each holder's bytes.
 
     lease   ──▶ bytes, counted from before a copy is made …
     give    ──▶ … until it has left or is dropped; any part of a lease may be given back by itself
@@ -6,7 +6,7 @@
 Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB
 into fresh memory took three times as long as into memory used before), and CUDA pins it.
 
-No holder can take the whole (``kv.fair_share``).
+No holder can lease all of the memory: ``kv.fair_share`` bounds its part.
 """
 
 from __future__ import annotations
@@ -25,25 +25,33 @@ UNIT: Final = 256
 
 
 class StoreLease(NamedTuple):
-    """Bytes of a store; the one who took them gives them back."""
+    """Bytes leased from a ``CopyStore``, until they are given back (``CopyStore.give``).
+
+    ``chunk``: the bytes. ``offset``: where they begin in the store's memory. ``holder``: whose share they count to.
+    """
 
     chunk: Chunk
     offset: int
     holder: str = ""
 
     def part(self, start: int, size: int) -> StoreLease:
-        """``size`` bytes of it from ``start`` on, a multiple of the store's unit; given back by itself."""
+        """The ``size`` bytes of this lease from ``start`` (whole units) on, as a lease that can be given back by itself."""
         return StoreLease(self.chunk.part(start, size), self.offset + start, self.holder)
 
 
 class CopyStore:
-    """The memory and what is free of it. Safe across threads."""
+    """Leases bytes of one allocation of host memory, for copies of KV. Safe across threads."""
 
     def __init__(self, make: Callable[[int], Chunk], size: int, *, unit: int = UNIT,
                  emptied: Callable[[], None] = lambda: None, later: Later = at_once) -> None:
-        """``make``: memory of a size; ``unit``: what every lease is rounded up to, in bytes.
+        """Begin without memory: ``prepare`` makes it, or the first call of ``ready`` or ``lease`` has it made.
 
-        ``emptied``: called when the memory was given back, before it is made again. ``later``: where both are called.
+        Args:
+            make: returns memory of so many bytes.
+            size: bytes of all the memory, rounded down to whole units.
+            unit: bytes; every lease is rounded up to whole units.
+            emptied: called after the memory was given back, before it is made again.
+            later: has ``emptied`` called, and ``make`` outside of ``prepare``: in order, where waiting is allowed.
         """
         self._emptied = emptied
         self._later = later
@@ -66,22 +74,22 @@ class CopyStore:
         return self._arena.made
 
     def round_up(self, size: int) -> int:
-        """What ``size`` bytes take: parts of a lease begin at such sums."""
+        """Bytes that a lease of ``size`` bytes takes: whole units."""
         return self._extents.round_up(size)
 
     def prepare(self) -> None:
-        """Make the memory now, at the start; raises what ``make`` does."""
+        """Make the memory now, on this thread, where there is none; raises what ``make`` raises."""
         self._arena.prepare()
 
     def ready(self) -> bool:
-        """Whether there is memory; if not, it is being made."""
+        """Whether there is memory; if not, it is being made, or that failed less than ``allocation.LACK_S`` ago."""
         with self._lock:
             return self._arena.ready()
 
     def spare(self, *, spare: bool) -> None:
-        """Whether nobody is meant to have a use for the memory: then it goes back whenever it is empty.
+        """Set whether the memory is of no use, as on a decode engine: then it is given back whenever nothing is leased.
 
-        Who needs some all the same gets it: a prompt whose KV leaves may have begun before, or have come just after.
+        ``lease`` still has it made again: a prompt whose KV is to be sent may have begun just before or come just after.
         """
         with self._lock:
             self._spare = spare
@@ -93,9 +101,9 @@ class CopyStore:
             self._later(self._emptied)
 
     def lease(self, size: int, holder: str = "") -> StoreLease | None:
-        """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share.
+        """Lease ``size`` bytes in one piece, if they are free and within the holder's fair share; "" has no limit.
 
-        None, too, where there is no memory yet: whoever asks does not wait until it is made.
+        Returns None if they are not, and where there is no memory yet: the call does not wait until it is made.
         """
         with self._lock:
             if not self._arena.ready():
@@ -113,7 +121,7 @@ class CopyStore:
             return StoreLease(self._arena.chunk_at(offset, size), offset, holder)
 
     def give(self, lease: StoreLease) -> None:
-        """Take back a lease, or a part of one."""
+        """Take back a lease, or a part of one. Raises ValueError when any of its bytes are free already."""
         self._give(lease.offset, len(lease.chunk.view), lease.holder)
 
     def _give(self, offset: int, size: int, holder: str) -> None:
@@ -126,7 +134,7 @@ class CopyStore:
             self._drop_if_spare()
 
     def most_units(self, each: int, holder: str = "") -> int:
-        """How many times ``each`` bytes, one behind the other, could be leased now."""
+        """How many times ``each`` bytes (whole units), back to back, ``holder`` could lease in one piece now."""
         with self._lock:
             free = min(self.bound - self._extents.used, self._extents.largest)
             if holder:
@@ -135,7 +143,7 @@ class CopyStore:
 
 
 def offsets(store: CopyStore, sizes: Sequence[int]) -> list[int]:
-    """Where parts of such sizes begin in one lease, one behind the other; the last number is what all of them take."""
+    """Where parts of these sizes begin in one lease, back to back, in bytes; one number more is the size of that lease."""
     out = [0]
     for size in sizes:
         out.append(out[-1] + store.round_up(size))

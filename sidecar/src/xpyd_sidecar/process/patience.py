@@ -1,12 +1,12 @@
-"""Deadlines of a process that may itself stand still: a paused machine, SIGSTOP, a live migration.
+"""Deadlines of a process that may itself be stopped for a while: a paused machine, SIGSTOP, a live migration.
 
-A loop that runs again hears of its timers before it has read its sockets, and what a peer did in time waits there. So a
-deadline that is noticed late blames nobody yet:
+When an event loop runs again, its timers may fire before it has read its sockets, where the answer may lie that a peer
+gave in time. So a deadline that the loop notices late is not over at once:
 
     due ──noticed within LATE_S──▶ over
      └────noticed later──────────▶ GRACE_S more, once ──▶ over
 
-One grace and no second: a loop that always lags keeps its deadlines, each a little later.
+There is one grace and no second: in a loop that always lags, deadlines still end, each a little later.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ SOON_S = 3.0
 
 
 def late(now: float, due: float) -> bool:
-    """Whether the loop cannot have looked at its sockets since ``due``."""
+    """Whether ``now`` is more than ``LATE_S`` after ``due`` (seconds of the loop's clock): then the loop did not run when
+    it should have.
+    """
     return now - due > LATE_S
 
 
 class Alarm:
-    """Calls ``ring`` at ``due`` (seconds of the loop's clock), or once the grace is over."""
+    """Calls ``ring`` at ``due`` (seconds of the loop's clock), or ``GRACE_S`` after the loop has noticed that late."""
 
     __slots__ = ("_due", "_handle", "_loop", "_ring")
 
@@ -42,7 +44,7 @@ class Alarm:
         self._handle = loop.call_at(due, self._on_time)
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the alarm: ``ring`` will not be called."""
         self._handle.cancel()
 
     def _on_time(self) -> None:
@@ -54,13 +56,14 @@ class Alarm:
 
 
 class Reminder:
-    """An alarm for a moment that moves.
+    """An alarm for a deadline that changes often and is seldom reached.
 
-    Most of what has a deadline is over long before it. So a moment that is far away has no alarm yet: its owner says it
-    again (``schedule``) every second. One that rings too early costs less than one that is set anew whenever the moment
-    moves.
+    A timer is set only for a time less than ``SOON_S`` seconds away: until then the owner calls ``schedule`` every
+    second. A timer that is set stays where the deadline moves further away, since to set one anew each time would cost
+    more: so ``ring`` may be called too early, and has to look at the deadline itself.
 
-    What rings is held only while an alarm is set: who owns a reminder and is rung by it goes without the collector.
+    ``ring`` is referenced only while a timer is set, so that an owner whose own method it is can be freed without the
+    garbage collector.
     """
 
     __slots__ = ("_alarm", "_due", "_loop")
@@ -71,7 +74,8 @@ class Reminder:
         self._due = math.inf
 
     def schedule(self, due: float, now: float, ring: Callable[[], object]) -> None:
-        """Call ``ring`` at ``due``, in place of what was scheduled before. Both times are seconds of the loop's clock;
+        """Have ``ring`` called at ``due``, or at an earlier time for which a timer is set already. Sets no timer where
+        ``due`` is ``SOON_S`` or more away: call it again later. ``due`` and ``now`` are seconds of the loop's clock;
         infinity: never.
         """
         if self._due <= due < math.inf or due == self._due or (self._alarm is None and due >= now + SOON_S):
@@ -82,7 +86,7 @@ class Reminder:
             self._alarm = Alarm(self._loop, due, partial(self._rings, ring))
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the timer, if one is set: ``ring`` will not be called."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm, self._due = None, math.inf
@@ -94,7 +98,11 @@ class Reminder:
 
 @contextlib.asynccontextmanager
 async def timeout_with_grace(seconds: float) -> AsyncIterator[None]:
-    """``asyncio.timeout`` with the grace. Raises ``TimeoutError`` where the block takes longer."""
+    """``asyncio.timeout``, with ``GRACE_S`` more where the loop notices late that the time is over.
+
+    Raises:
+        TimeoutError: the block takes longer.
+    """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         alarm = Alarm(loop, loop.time() + seconds, lambda: limit.reschedule(loop.time()))

@@ -1,7 +1,8 @@
 """Decode's I/O thread of one rank: sessions with prefill ranks, and what is fetched over them (``kv.fetching``).
 
-The engine's thread says which tries are wanted, and from when on they have blocks (``carry_out``); what has come is put
-into ``inbox`` for it, one event for each fetch, when it is in its blocks and right. The engine's thread places nothing.
+A try is one attempt to transfer the KV of a prompt. The engine's thread says which tries are wanted, and from when on they
+have blocks (``carry_out``). What has come is reported to it in ``inbox``, one event for each fetch, once it is in its
+blocks and its checksums are right: the engine's thread copies nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ RETRY_S: Final = 0.1
 
 
 class Withdraw(NamedTuple):
-    """Tell a source that a try is given up, which is not begun again."""
+    """Instruction: tell a source that a try is given up and not begun again. ``source``: index among the load's sources."""
 
     key: Key
     source: int
@@ -66,14 +67,18 @@ class Withdraw(NamedTuple):
 
 
 class RefusedRank(NamedTuple):
-    """A rank of prefill whose KV this one cannot take over any link. ``incarnation``: of the rank."""
+    """A rank of prefill from which this one cannot take KV: they are incompatible, or have no link in common."""
 
     incarnation: Incarnation
     reason: str
 
 
 class FetchedBlocks(NamedTuple):
-    """Blocks are in their places, and right: (array of the source, first, count) of each piece. ``link``: its name."""
+    """Event: blocks of a try are in their places in the KV cache, and their checksums are right where these are wanted.
+
+    ``blocks``: (array of the source, first block of the prompt, number of blocks) of each piece. ``size``: bytes of all.
+    ``link``: name of the link over which they came.
+    """
 
     key: Key
     source: int
@@ -85,7 +90,7 @@ class FetchedBlocks(NamedTuple):
 
 
 class BrokenSource(NamedTuple):
-    """A source will not give a try."""
+    """Event: a source will not deliver a try. ``final``: no newer try is to be expected in its place."""
 
     key: Key
     source: int
@@ -95,10 +100,17 @@ class BrokenSource(NamedTuple):
 
 
 class Receiver:
-    """The receiver's I/O thread: decode's sessions with the ranks of prefill."""
+    """The I/O thread of one rank of decode: holds its sessions with ranks of prefill, and fetches KV over them."""
 
     def __init__(self, me: OwnRank, machine: Fetching, landing: Landing, *, peer_timeout_s: float) -> None:
-        """``landing``: the memory that bytes come into. ``connect`` says over what, before the first want."""
+        """Begin nothing before ``start``.
+
+        Args:
+            me: this rank.
+            machine: decides what is fetched when, and into what.
+            landing: the memory that bytes come into.
+            peer_timeout_s: seconds after which a silent peer that owes something is given up.
+        """
         self.inbox: Inbox[FetchedBlocks | BrokenSource] = Inbox()
         self.counted = Increments()
         """Metrics, for the engine's thread to take."""
@@ -130,7 +142,7 @@ class Receiver:
         self._stripes = StripePool(self._loop, peer_timeout_s) if gates.COMPILED else None
 
     def start(self, fetcher: LinkFetcher) -> None:
-        """Begin. ``fetcher``: over which links this rank can fetch; its fetches are this thread's."""
+        """Start the thread. ``fetcher``: makes the links over which this rank fetches; they are used on the thread."""
         self._fetcher = fetcher
         self._landing.start(self._loop.post)
         self._loop.start()
@@ -138,7 +150,10 @@ class Receiver:
     # --- from the engine's thread ---
 
     def carry_out(self, step: WantTry | Confirm | Cancel | Withdraw, moment: CopyMark | None = None) -> None:
-        """Do what the machine of loads says. ``moment``: on a device, from when on blocks may be written."""
+        """Have an instruction of the machine of loads (``kv.receiving``) carried out; does not wait.
+
+        ``moment``: on a device, after which copies blocks may be written.
+        """
         target = None
         if isinstance(step, WantTry) and step.tables is not None and step.plan.parts:
             gates = self._gates.setdefault(step.request, {})
@@ -150,29 +165,29 @@ class Receiver:
         self._loop.post(partial(self._do, step, target))
 
     def close(self, request: str) -> None:
-        """Nothing more is to be written for a request; ``is_settled`` says when nothing is."""
+        """Let no write into the blocks of a request begin any more; ``is_settled`` says when those under way are over."""
         for gate in self._gates.get(request, {}).values():
             gate.close()
 
     def is_settled(self, request: str) -> bool:
-        """Whether nothing is written into the blocks of a request that was closed."""
+        """Whether no write into the blocks of a request is under way any more, after ``close`` was called for it."""
         if not all(gate.done() for gate in self._gates.get(request, {}).values()):
             return False
         self._gates.pop(request, None)
         return True
 
     def reset(self) -> None:
-        """Nothing that was fetched ahead so far is of any use."""
+        """Drop all KV that was fetched before its request had blocks, since this engine's caches were reset."""
         self._loop.post(lambda: self._carry_out(self._machine.reset()))
 
     def drop_try(self, key: Key, outcome: Outcome, reason: str) -> None:
-        """The request of a try goes on, or has ended, without it: its sources are told how and why, and what has come ahead
-        of it is dropped.
+        """End a try without blocks, which its request does not need any more: its sources are told ``outcome`` and
+        ``reason``, and what was fetched ahead is dropped.
         """
         self._loop.post(partial(self._unwanted, key, outcome, reason))
 
     def spare(self, *, spare: bool) -> None:
-        """Whether nobody has a use for the lookup buffer: nothing more comes into it then, and its memory goes back."""
+        """Set whether the lookup buffer is of no use, as in prefill: it takes no new tries, and is freed when empty."""
         self._loop.post(partial(self._set_spare, spare))
 
     @property
@@ -182,12 +197,13 @@ class Receiver:
 
     def over_tcp(self, session: Session, owner: FetchOwner, welcome: bodies.LinkWelcome,
                  settled: Callable[[FetchLink | None, str], None]) -> bool:
-        """Make the link ``tcp`` of a session (``link_trial.OtherLink``), once there is memory that it can write into.
+        """Make decode's side of the link ``tcp`` of a session, once there is host memory that it can write into.
 
-        On the loop's thread.
+        Must be called on the I/O thread. ``settled`` is called with the link and "" when it is made. Returns False: prefill
+        does not wait for this side meanwhile (``link_trial.OtherLink``).
 
         Raises:
-            Incompatible: it was not compiled here.
+            Incompatible: the code of the link was not compiled here.
         """
         if self._stripes is None:
             raise Incompatible(session.peer, gates.REASON)
@@ -235,7 +251,7 @@ class Receiver:
             session.send(FrameKind.CANCEL, bodies.Reason.from_words(step.outcome, step.reason), step.key)
 
     def _confirm_again(self, want: WantTry, step: Confirm) -> None:
-        """Say DONE in another session, since the one in which it was said has ended before prefill may have read it."""
+        """Send DONE again in another session: the one in which it was sent ended, perhaps before prefill had read it."""
         session = self._session(want)
         if session is not None:
             session.send(FrameKind.ASK, Ask(want.plan.takers, not want.plan.parts), step.key)
@@ -252,7 +268,7 @@ class Receiver:
             self._carry_out(self._machine.allot(want.ident, want.tables))
 
     def _ask(self, want: WantTry) -> None:
-        """Ask for a try over the session with its source, which is begun where there is none."""
+        """Ask for a try over the session with its source; where there is none, one is begun."""
         session = self._session(want)
         if session is None:
             return
@@ -260,7 +276,7 @@ class Receiver:
         self._carry_out(self._machine.begin(want.ident, session.number, want.plan, time.monotonic()))
 
     def _session(self, want: WantTry) -> DecodeSession | None:
-        """The session with a source; without one, the try is broken."""
+        """The session with the source of a try, begun where there is none; None: it cannot be, and the try is broken."""
         place = want.address, want.incarnation
         session = self._sessions.get(place)
         if session is not None:
@@ -282,7 +298,7 @@ class Receiver:
         return session
 
     def _broken(self, ident: TryId, outcome: Outcome, reason: str, *, final: bool) -> None:
-        """A try will not come from a source."""
+        """Forget a try that its source will not deliver, and report that to the engine's thread."""
         if self._forget(ident) is not None:
             self._carry_out(self._machine.cancel(ident, forget=False))
             self.inbox.append(BrokenSource(*ident, outcome, reason, final))
@@ -298,7 +314,7 @@ class Receiver:
     # --- what prefill says ---
 
     def _told(self, session: DecodeSession, frame: Frame) -> None:
-        """A frame of a session that has a link."""
+        """Take a frame of a session that has a link. Raises ProtocolError when it may not be sent or cannot be right."""
         number, key = session.number, frame.key
         if session.fetches is not None and session.fetches.at_hand:
             self._machine.at_hand.add(number)
@@ -327,13 +343,13 @@ class Receiver:
         self._carry_out(steps)
 
     def _chose(self, session: DecodeSession) -> None:
-        """A session has a link."""
+        """Count a session whose link is chosen, and the better links that it could not have."""
         for refused in session.refused:
             self.counted.add(f"{metrics.LINKS_REFUSED}:{refused.partition(':')[0]}", 1)
         self.links.on_session_open(session)
 
     def _ended(self, session: DecodeSession, error: PeerError) -> None:
-        """A session has ended: what was taken over it is asked for once more, if it can be."""
+        """Forget a session that has ended; its tries are asked for once more if the peer was merely lost, else broken."""
         if self._sessions.get(session.place) is session:
             del self._sessions[session.place]
         self._numbers.pop(session.number, None)
@@ -364,15 +380,15 @@ class Receiver:
     # --- fetches (``FetchOwner``) ---
 
     def on_fetched(self, number: int, sums: NDArray[np.uint64]) -> None:
-        """A fetch is complete, as ``FetchOwner`` has it."""
+        """Take a link's answer that a fetch is complete. ``sums``: of the pieces that went into blocks directly."""
         self._carry_out(self._machine.on_fetched(number, sums))
 
     def on_fetch_failed(self, number: int) -> None:
-        """A fetch has failed, as ``FetchOwner`` has it."""
+        """Take a link's answer that a fetch has failed: nothing more comes of it, and nothing writes for it."""
         self._carry_out(self._machine.on_fetch_failed(number))
 
     def _carry_out(self, steps: Sequence[fetch_steps.Step]) -> None:
-        """All of them, whatever becomes of one: nobody else knows of what follows. The session of one that fails ends."""
+        """Carry out all steps, also after one has raised: the machine says each once. One that raises ends its session."""
         for step in steps:
             try:
                 self._take(step)
@@ -476,7 +492,7 @@ class Receiver:
             self._landing.buffers.drop()
 
     def _give_up(self, ident: TryId, outcome: Outcome, reason: str) -> None:
-        """A try cannot be loaded. Where it has no blocks its source is told, and tells whoever waits for it in decode."""
+        """Give up a try that cannot be loaded: its source is told where it has no blocks, else it is reported as broken."""
         want = self._wants.get(ident)
         if want is not None and want.tables is None:
             self._do(Withdraw(*ident, outcome, reason), None)

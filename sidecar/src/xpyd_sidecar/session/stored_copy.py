@@ -1,4 +1,4 @@
-"""A copy of KV in the store: some arrays with the same blocks, what is told of it, and its sums."""
+"""A copy of KV in prefill's store that decode fetches: its memory, its manifest and its checksums."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from xpyd_sidecar.transport import moves
 
 
 class StoredCopy:
-    """Blocks ``first``.. of arrays ``region``.. that lie in one lease. Used by one thread at a time."""
+    """One range of blocks of several neighbouring arrays, packed into one lease of prefill's store. Used by one thread at a
+    time.
+    """
 
     def __init__(self, lease: StoreLease, arrays: Sequence[ArrayLayout], regions: range, blocks: tuple[int, int], *,
                  sums: bytes = b"", gone: Callable[[], None] | None = None) -> None:
-        """Take it.
+        """Own a lease that holds packed KV.
 
         Args:
-            lease: where it lies.
-            arrays: of this rank, all.
-            regions: which of them it has.
-            blocks: the first, and how many.
-            sums: as ``manifests.Sums`` has them, if they are made.
-            gone: called once when it is freed.
+            lease: the memory in the store.
+            arrays: layouts of all arrays of this rank.
+            regions: indices of the arrays in the copy.
+            blocks: index of the first block, and number of blocks.
+            sums: checksums as in ``manifests.Sums``; empty: not made yet.
+            gone: called once, when the memory has been given back.
         """
         self.key: Key = NO_TRY
         self.number = 0
@@ -52,15 +54,19 @@ class StoredCopy:
 
     @property
     def size(self) -> int:
-        """Bytes of the store."""
+        """Bytes of the store that the copy fills."""
         return len(self._lease.chunk.view)
 
     def manifest(self, number: int) -> Manifest:
-        """What is told of it."""
+        """The manifest by which decode finds the copy; ``number``: its place among those of one transfer attempt."""
         return Manifest(number, *self._shape, self._lease.offset)
 
     def sum_up(self) -> None:
-        """Make its sums, on the calling thread."""
+        """Set ``sums`` to the checksums of all bytes of the copy (``kv.packing``), made on the calling thread.
+
+        Raises:
+            ValueError: the blocks and arrays of the copy make no valid manifest (``manifests.layout``).
+        """
         view, made = self._lease.chunk.view, bytearray()
         for _, packed, offset in layout(self.manifest(0), self._arrays):
             some = view[offset - self._lease.offset:offset - self._lease.offset + packed.size]
@@ -68,17 +74,17 @@ class StoredCopy:
         self.sums = bytes(made)
 
     def hold(self) -> None:
-        """Keep the bytes of the copy while they are being sent."""
+        """Keep the memory of the copy while its bytes are being sent, until ``let_go`` is called as often."""
         self._held += 1
 
     def let_go(self) -> None:
-        """One who held them needs them no more."""
+        """Undo one ``hold``. After the last one the memory is given back, if ``free`` was called before."""
         self._held -= 1
         if self._store is not None and not self._held:
             self._give(self._store)
 
     def free(self, store: CopyStore) -> None:
-        """Give its memory back, as soon as nobody sends of it."""
+        """Give the memory of the copy back to ``store``: now, or when the last ``hold`` is undone."""
         self.freed = True
         if self._held:
             self._store = store

@@ -1,12 +1,12 @@
-"""Several pods that are one instance: how they stand together, and what the planner sees of them. Pure.
+"""Instances of several pods, one of them the leader: the state of all pods together, and what the planner sees. Pure.
 
 Laws
-    1. The leader is written last. No leader, and nothing else wrong: the instance is being made, and what is missing is
-       made. A leader proves that all were there: then one that is missing makes a hole.
-    2. A hole, a pod that never runs again, pods that are of two revisions or layouts, a pod on a node that is away while
-       nobody hears that the group serves: the instance is broken, and goes as a whole.
-    3. One that ends takes the others along; each of them drains the whole group first.
-    4. It is ready when all of them are.
+    1. The leader is created last. While it is missing and nothing else is wrong, the instance is being made, and missing
+       pods are created. Once there is a leader, all pods have been there, so a missing one is lost.
+    2. The instance is broken, and removed as a whole, when a pod is lost or never runs again, when pods are of different
+       revisions or layouts, and when a pod's node does not answer while routers are heard and none says that it serves.
+    3. A pod that is being deleted ends the whole instance; each of its pods drains the whole group first.
+    4. The instance is ready when all its pods are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ INCOMPLETE: Final = "Incomplete"
 
 
 class Standing(NamedTuple):
-    """How the pods of one instance stand together."""
+    """The state of one instance's pods, taken together; ``why`` explains it, and is empty for ``whole`` and ``ending``.
+
+    ``making``: pods are still to be created. ``unfinished``: they were not created in time. ``whole``: all are there.
+    ``ending``: one is being deleted. ``broken``: they cannot serve together any more.
+    """
 
     state: Literal["making", "unfinished", "whole", "ending", "broken"]
     why: str = ""
@@ -37,13 +41,13 @@ class Standing(NamedTuple):
 def standing(
     members: Sequence[Facts], now: float, *, current: Collection[Revision] | None = None, serves: bool | None = None
 ) -> Standing:
-    """By the facts of those that are there, at least one.
+    """What state the pods of one instance are in together.
 
     Args:
-        members: by index.
+        members: the pods that are there, at least one, by index: the leader first, where it is there.
         now: unix seconds.
-        current: the revisions that can still be made; None: not known.
-        serves: whether a router hears that the instance is ready; None: no router is heard.
+        current: the revisions of which pods can still be created; None: not known.
+        serves: whether routers hear that the instance is ready; None: no router answers.
     """
     if any(each.ends_by for each in members):
         return Standing("ending")
@@ -73,7 +77,7 @@ def _made_of(fact: Facts) -> tuple[str, ...]:
 
 
 def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revision] | None) -> Standing:
-    """The leader is not there: not yet, or not any more."""
+    """The state of an instance that has no leader pod: being made, not made in time, or broken."""
     first = members[0]
     if began := [each.name for each in members if each.began]:
         return Standing("broken", f"pod {began[0]} was ready, and its leader is missing")
@@ -85,8 +89,12 @@ def _unfinished(members: Sequence[Facts], now: float, current: Collection[Revisi
 
 
 def merge_parts(parts: Sequence[Instance], members: Sequence[Facts], stands: Standing) -> Instance:
-    """An instance of several pods as the planner sees it. ``parts``: each pod as if it were an instance of its own, in the
-    order of ``members``.
+    """Merge the pods of one instance into the one instance that the planner sees.
+
+    Args:
+        parts: each pod as if it were an instance of its own, in the order of ``members``.
+        members: the pods that are there, at least one, by index.
+        stands: their state together, as ``standing`` returns it.
     """
     lead, fact = parts[0], members[0]
     without = [each.unplaced for each in members if each.unplaced]
@@ -138,8 +146,9 @@ def _seen(
 
 
 def _first(parts: Sequence[Instance], members: Sequence[Facts]) -> Absence | None:
-    """Those that wait for admission or for a place speak for the others, which wait for them; then the first that is
-    broken, the first that ended, the first.
+    """Why an instance does not serve: the reason of one of its pods, None where no pod has one.
+
+    The first of these: a pod waits for admission; pods find no node; a pod is broken; one has ended; any other reason.
     """
     found = [each.absent for each in parts if each.absent is not None]
     if queued := next((each.absent for each in parts if each.queued), None):

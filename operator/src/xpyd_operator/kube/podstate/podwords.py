@@ -1,4 +1,4 @@
-"""What a person is told to do about a pod: an engine and its sidecar, or a router in a pod of its own."""
+"""Advice to users about a pod that fails or waits: an engine with its sidecar, or a router in a pod of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Body = dict[str, Any]
 
 
 class PodWords(msgspec.Struct, frozen=True):
-    """What is said of one kind of pod."""
+    """Phrases for messages about one kind of pod."""
 
     what: str
     pull: str
@@ -44,12 +44,15 @@ ROUTER = PodWords(
 
 
 def words_of(pod: Body) -> PodWords:
-    """Those of its kind."""
+    """Return the phrases for a pod, by its component label: ``ROUTER`` or ``ENGINE``."""
     return ROUTER if (pod["metadata"].get("labels") or {}).get(COMPONENT) == ROUTERS else ENGINE
 
 
 def more_memory(pod: Body, container: str) -> str:
-    """How a container gets more memory. The sidecar of an engine is also a router where it has ports for clients."""
+    """Return the advice how to give a container of a pod more memory.
+
+    An engine's sidecar that has ports is a router too, and gets the router's advice.
+    """
     if container != SIDECAR:
         return words_of(pod).memory
     sidecars = [each for each in (pod.get("spec") or {}).get("initContainers") or () if each["name"] == SIDECAR]

@@ -1,7 +1,8 @@
-"""From the pods of a service, and what a router says, to what the planner sees.
+"""Makes what the planner sees of a service's instances and routers, from its pods and a router's answer.
 
-What a pod says by itself is worked out once for each version of it (``facts``); a round only adds what depends on the time
-and on the router. Nothing is remembered: all times come from the pod. What several pods make of one instance: ``groups``.
+What a pod says by itself is worked out once for each version of it (``podstate.facts``); a round of reconciliation adds
+what depends on the time and on the router. Nothing is remembered between rounds: all times come from the pods. How several
+pods make one instance is decided in ``gangs.groups``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOST_S: Final = 60.0
 
 
 class RouterAnswers(msgspec.Struct, frozen=True):
-    """What the routers told."""
+    """What the routers of one service have answered to ``GET /fleet``."""
 
     fleet: Fleet | None = None
     """From a router that is settled."""
@@ -45,19 +46,20 @@ def instances(
     service: ServiceName, uid: str, pods: Iterable[Entry], told: RouterAnswers, now: float, *, taken: Iterable[str] = (),
     current: Collection[Revision] | None = None, limit_s: float = STARTUP_S,
 ) -> tuple[Instance, ...]:
-    """Engine pods as instances, by ordinal.
+    """The instances of a service, one per ordinal and sorted by it; pods of routers are left out.
 
-    A pod of ours in name only is lost to the planner: it keeps its ordinal and counts for nothing.
+    A pod with an instance's name that belongs to others, or that is a whole instance and has lost its role label, makes an
+    instance in phase ``LOST``: its ordinal is not free, and it counts for nothing else.
 
     Args:
-        service: its name.
-        uid: of the service.
-        pods: with the label of the service.
-        told: what the routers told.
+        service: name of the service.
+        uid: Kubernetes uid of the service.
+        pods: pods with the label of the service.
+        told: what the routers have answered.
         now: unix seconds.
-        taken: names that pods of others have, which carry no label of ours.
-        current: the revisions in force; None: not known.
-        limit_s: seconds that the document gives a start.
+        taken: names of pods without the label of the service, which belong to others.
+        current: revisions that the document asks for now; None: not known.
+        limit_s: seconds that the document gives an instance to start.
     """
     heard = {each.instance: each for each in told.fleet.instances} if told.fleet is not None else {}
     several: dict[int, list[tuple[Facts, Entry]]] = {}
@@ -97,11 +99,15 @@ def front(
     routers: Iterable[Facts], told: RouterAnswers, *, prefill: bool, decode: bool = True, taken: str = "",
     away: Sequence[Absence] | None = None,
 ) -> Absence | None:
-    """Why clients are not served by the routers that they reach; None: they are.
+    """Why requests of clients are not served now, as far as routers tell; None where they are.
 
-    ``prefill``, ``decode``: instances of the role are asked for; without decode a request starts some. ``taken``: the
-    clients' Service, if it is somebody else's; ``away``: why routers in pods of their own are not there, None where routers
-    live beside engines.
+    Args:
+        routers: pods whose router clients reach.
+        told: what the routers have answered.
+        prefill: whether prefill instances are wanted.
+        decode: whether decode instances are wanted; where not, a request starts one.
+        taken: the Service that clients use, where it belongs to somebody else; else empty.
+        away: why routers in pods of their own are missing; None where routers run beside engines.
     """
     if taken:
         return Breakage("NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
@@ -188,7 +194,9 @@ def _foreign(name: str, ordinal: int, *, ours: bool, ending: bool) -> Instance:
 
 
 def _in_the_way(members: list[Facts], others: dict[str, Instance]) -> str:
-    """Why a group cannot be whole for a pod that is no member of it and has, or is, what it needs; empty where it can."""
+    """Why an instance of several pods cannot be completed: a pod of others has the name of a missing member, or a pod that
+    lost its role label has the instance's own name. Empty where nothing is in the way.
+    """
     lacking = set(range(members[0].size)) - {each.member for each in members}
     found = [each.absent for name, each in others.items()
                 if member_of(name)[1] in lacking or (each.absent is not None and each.absent.reason == "Unrecognized")]
@@ -204,7 +212,9 @@ def _why(fleet: Fleet, role: Role) -> str:
 
 
 def picture(pods: list[Facts], now: float) -> Hashable:
-    """Changes with everything that a router's answer may depend on; every second while some pod takes another role."""
+    """A hash that changes when a router's answer may have changed, so that routers are to be asked again: with phase, role,
+    address or labels of a pod, and every second of ``now`` (unix seconds) while some pod takes another role.
+    """
     second = int(now) if any(each.switching for each in pods) else 0
     return hash(frozenset(
         (each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip, each.role, second) for each in pods))

@@ -1,13 +1,15 @@
-"""What fetches images and weights of one service ahead of its instances: kept as the document asks, and its condition.
+"""The DaemonSets and the Job that fetch images and weights of one service ahead of its instances, and the condition
+``Prefetched`` that reports on them, with its reasons:
 
-    True     ``Fetched``: the images are on all nodes that instances may run on; weights are on the volume
+    True     ``Fetched``: the images are on all nodes that instances may run on; weights are on the volume, or running
+             instances bring them there
     False    ``Fetching``: not yet
-             ``WeightsFailed``: the hub does not have the model, or does not give it
-             ``Refused``, ``NameTaken``: the API server does not take a DaemonSet or a Job, or its name is somebody else's
+             ``WeightsFailed``: the Job has failed, such as when the hub does not have the model or does not give it
+             ``Refused``, ``NameTaken``: the API server refuses a DaemonSet or a Job, or its name is somebody else's
     Unknown  ``NoNode``: there is no node that an instance may run on, such as before an autoscaler adds one
 
-It says nothing of ``Ready`` nor ``Degraded``: an instance that starts fetches by itself what is not there. Nothing of it is
-an error of a round.
+The conditions ``Ready`` and ``Degraded`` do not depend on it: an instance that starts fetches what is missing by itself.
+What goes wrong here does not fail a round of reconciliation.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ AGAIN_S: Final = 30.0
 
 
 class ServicePrefetch:
-    """Of one service."""
+    """Keeps the DaemonSets and the Job of one service as its document asks, and reports how far they are."""
 
     def __init__(self, shared: SharedParts, entry: Entry) -> None:
         self._cache, self._settings = shared.cache, shared.settings
@@ -48,11 +50,12 @@ class ServicePrefetch:
         """When there is another one."""
 
     async def reconcile(self, service: DisaggService, wanted: int, now: float) -> None:
-        """Make the objects as they should be; never raises XpydError.
+        """Create, change and delete DaemonSets and Job as the document asks. An XpydError is not raised but logged, and
+        shown by ``condition``; what could not be made is tried again after ``AGAIN_S``, or at once with another document.
 
         Args:
             service: the document.
-            wanted: instances that are wanted, of both roles together.
+            wanted: number of wanted instances of both roles together; with any, a Job that has not completed is deleted.
             now: unix seconds.
         """
         if self._rendered[0] is not service:
@@ -75,7 +78,9 @@ class ServicePrefetch:
         self._refused, self._again = words, now + AGAIN_S if words else 0.0
 
     def condition(self) -> Condition | None:
-        """What became of it; None: the document asks for nothing, or the service is suspended, and nothing is left."""
+        """The condition ``Prefetched``. None where the document asks for no prefetch or the service is suspended, but for
+        objects that the API server refuses to delete.
+        """
         service, rendered = self._rendered
         if self._refused:
             return _said("False", "Refused", f"the API server does not take it: {self._refused}")
@@ -97,7 +102,9 @@ class ServicePrefetch:
 
 
 def verdict(there: list[Body], *, weights: bool) -> Condition:
-    """The condition, from DaemonSets and Jobs of a service that are there. ``weights``: there is to be a Job."""
+    """The condition ``Prefetched``, from the DaemonSets and Jobs of a service that exist. ``weights``: whether the document
+    has weights to fetch.
+    """
     daemons, jobs = ([each for each in there if each["kind"] == kind] for kind in (IMAGES, WEIGHTS))
     nodes = [_nodes(each) for each in daemons]
     ready, wanted = sum(each[0] for each in nodes), sum(each[1] for each in nodes)
@@ -120,7 +127,9 @@ def verdict(there: list[Body], *, weights: bool) -> Condition:
 
 
 def _nodes(daemon: Body) -> tuple[int, int, bool]:
-    """On how many nodes a DaemonSet's present pods are ready, on how many they are wanted, and whether that is known."""
+    """Of a DaemonSet: nodes with a ready pod, or with a pod of its present template if these are fewer; nodes that should
+    have one; whether its status is of its present generation.
+    """
     status = daemon.get("status") or {}
     known = status.get("observedGeneration", 0) >= daemon["metadata"].get("generation", 0)
     ready = min(status.get("numberReady", 0), status.get("updatedNumberScheduled", 0))

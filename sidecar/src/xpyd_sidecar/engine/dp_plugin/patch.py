@@ -1,13 +1,15 @@
-"""vLLM's data-parallel engine core under the rules instead of waves.
+"""Replaces methods of vLLM's data-parallel engine core, so that its ranks are kept in step by the rules of ``dp`` instead
+of vLLM's waves (docs/protocols/dp-step.md).
 
-    waves                                        rules
-    all-reduce every 16 steps: anybody busy?     local < granted
-    front end starts a wave                      a rank that begins a forward says so; START_DP_WAVE is dropped
-    pause: all-reduce                            votes
-    resume: all-reduce                           each for itself
+    vLLM's waves                                 rules
+    all-reduce every 16 steps: anybody busy?     a rank runs steps while local < granted
+    front end starts a wave                      a rank announces a forward beyond granted; START_DP_WAVE is dropped
+    pause: all-reduce                            ranks vote
+    resume: all-reduce                           each rank for itself
 
-The class stays vLLM's: it was chosen before plugins load. Its methods are replaced, once it is known that this engine can
-be kept in step. A forward is counted where the executor gets it, and nowhere else.
+vLLM chooses the class before plugins load, so its methods are replaced and not the class, once it is known that this
+engine can be kept in step. ``local`` counts the forwards that a rank has begun, each when it is handed to the executor and
+nowhere else; ``granted`` is the last one that all ranks must run.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ _PREPARED = "_xpyd_prepared"
 
 
 def prepare(settings: StepSyncSettings) -> None:
-    """Have each engine core of this process decide, before it makes its KV cache, whether the rules are for it.
+    """Have each engine core of this process decide, before it makes its KV cache, whether the rules are used for it
+    (``decide``). A second call does nothing.
 
     Raises:
-        ConfigError: this vLLM is not the one that the rules were written for.
+        ConfigError: the sources of this vLLM are not those that the rules were written for.
     """
     if getattr(EngineCore, _PREPARED, False):
         return
@@ -54,10 +57,11 @@ def prepare(settings: StepSyncSettings) -> None:
 
 
 def decide(engine: Any, config: Any, settings: StepSyncSettings) -> bool:
-    """Whether the rules are used.
+    """Whether the ranks of an engine are kept in step by the rules; where not, the reason is logged. ``config``: vLLM's.
 
     Raises:
-        ConfigError: they are asked for by name and cannot be used, or no scheme can work.
+        ConfigError: ``XPYD_DP_SYNC`` asks for ``rpc`` or ``shm`` and the rules cannot be used, or this vLLM cannot run
+            data-parallel ranks that share experts at all.
     """
     nothing, reason = compat.unusable(engine, config), ""
     if not nothing:
@@ -74,7 +78,11 @@ def decide(engine: Any, config: Any, settings: StepSyncSettings) -> bool:
 
 
 def join(engine: Any, settings: StepSyncSettings) -> Steps:
-    """Meet the other ranks and count this engine's forwards from now on."""
+    """Wait until all data-parallel ranks of the engine have met, and count the forwards of this one from now on.
+
+    Raises:
+        ConfigError: a rank does not come in time, or has other settings; the message names it.
+    """
     parallel = engine.vllm_config.parallel_config
     site = meeting.Site(
         engine.dp_store, engine.dp_rank, engine.dp_size, parallel.data_parallel_master_ip,
@@ -114,13 +122,15 @@ def _count(engine: Any, steps: Steps) -> None:
 
 
 def budget(running: Any) -> int:
-    """The most tokens that a running request may still make, those of the forward that begins included; at least 1."""
+    """The most tokens that any of the running requests may still generate: ``max_tokens`` less those that it has, and
+    those that vLLM has scheduled ahead (``num_output_placeholders``); at least 1.
+    """
     left = (request.max_tokens - request.num_output_tokens - request.num_output_placeholders for request in running)
     return max(1, max(left, default=1))
 
 
 def install(settings: StepSyncSettings) -> None:
-    """Replace the methods of vLLM's engine core."""
+    """Replace methods of vLLM's ``DPEngineCoreProc`` by ones that follow the rules, in all engine cores of this process."""
     stock_queue = DPEngineCoreProc._process_input_queue
     stock_idle = EngineCoreProc._notify_idle_state_callbacks
     stock_shutdown = EngineCoreProc._handle_shutdown
@@ -131,7 +141,7 @@ def install(settings: StepSyncSettings) -> None:
         return steps is not None and steps.busy()
 
     def set_engines_running(self: Any, value: bool) -> None:
-        """What waves would write means nothing here."""
+        """Ignore what vLLM's code for waves writes: ``Steps`` alone knows whether a step is due."""
 
     def run_busy_loop(self: Any) -> None:
         steps = self._xpyd_steps = join(self, settings)

@@ -1,4 +1,5 @@
-"""Steps through memory that all ranks of a host share. There is no coordinator: each rank reads all lines.
+"""Step sync of data-parallel ranks through memory that all ranks of a host share. There is no coordinator: each rank reads
+all lines. ``dp.frames`` says what the values mean, ``dp.rank`` and ``dp.coordinator`` have the rules.
 
 One line of 64 bytes per rank, eight words of 8 bytes, stored by that rank alone:
 
@@ -7,8 +8,8 @@ One line of 64 bytes per rank, eight words of 8 bytes, stored by that rank alone
 
 ``step`` is stored before ``vote`` and ``leaving``; a reader reads votes and leaving of all before any step. Words are
 aligned, so none is torn, and x86 makes stores visible in their order and keeps loads in theirs; other processors do not,
-and are refused. Between "I park" and "I look again" there is no fence in Python, so a datagram may be missed: the listener
-looks every 50 ms.
+and are refused. A rank that sleeps (``parked``) is woken by a datagram. Python has no memory fence between storing
+``parked`` and reading the lines once more, so a wake-up may be missed: the listener reads the lines at least every 50 ms.
 """
 
 from __future__ import annotations
@@ -42,12 +43,16 @@ MACHINES: Final = ("x86_64", "AMD64")
 
 
 def usable() -> bool:
-    """Whether this processor keeps stores in order."""
+    """Whether this machine's processor makes stores visible in their order, as the protocol needs: x86-64 alone."""
     return platform.machine() in MACHINES
 
 
 def make(size: int) -> Path:
-    """A file of ``size`` empty lines; ``unlink`` it when all ranks have opened it."""
+    """Make a file of ``size`` zeroed lines in ``FOLDER``; the caller unlinks it when all ranks have opened it.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
     handle, name = tempfile.mkstemp(prefix="xpyd-dp-", dir=FOLDER)
     try:
         os.ftruncate(handle, LINE * size)
@@ -57,13 +62,17 @@ def make(size: int) -> Path:
 
 
 class ShmLink(Listener):
-    """A rank's side; the listener wakes the core's thread."""
+    """One data-parallel rank's end of the shared memory. Its listener thread marks this rank as alive, watches the others,
+    and passes on what they ask for, which wakes the engine core's thread.
+    """
 
     def __init__(self, rules: Rules, rank: int, size: int, epoch: int, *, path: Path, timeout_s: float) -> None:
-        """Map the lines and listen for wake-ups.
+        """Map the lines in the file ``path`` and bind the socket for wake-ups. ``size``: number of ranks; ``timeout_s``:
+        seconds without a sign of life after which another rank counts as dead.
 
         Raises:
             ConfigError: the file cannot be opened: the ranks are not on one host.
+            OSError: the socket cannot be bound.
         """
         others = [one for one in range(size) if one != rank]
         super().__init__("xpyd-dp-listener", rules, PeerWatch(others, time.monotonic(), timeout_s), "DP rank")
@@ -91,7 +100,7 @@ class ShmLink(Listener):
         self._words[self._rank * WORDS + word] = value
 
     def send(self, want: Want) -> None:
-        """Store this rank's line, and wake the ranks that sleep."""
+        """Store this rank's state in its line, and wake the ranks that sleep. Never blocks."""
         self._write(want)
         parked = self._column(PARKED)
         self._wake(rank for rank in self._others if parked[rank])
@@ -109,12 +118,12 @@ class ShmLink(Listener):
                 self._caller.sendto(b"w", self._address(rank))
 
     def read_grant(self) -> Grant | None:
-        """The join of all ranks' lines."""
+        """What follows from all ranks' lines as they are now (``dp.coordinator.join``); never None."""
         votes, leaving = self._column(VOTE), self._column(LEAVING)
         return join(self._epoch, votes, self._column(STEP), [bool(one) for one in leaving])
 
     def park(self, *, parked: bool) -> None:
-        """Say so in the line."""
+        """Store in this rank's line whether its engine core sleeps and has to be woken."""
         self._store(PARKED, int(parked))
 
     def beat(self) -> None:
@@ -122,7 +131,7 @@ class ShmLink(Listener):
         self._store(BEAT, self._words[self._rank * WORDS + BEAT] + 1)
 
     def round(self, seconds: float) -> None:
-        """Wait for a wake-up, and look."""
+        """Wait up to ``seconds`` for a wake-up, then read all lines: who is alive, and what the ranks ask for."""
         self._socket.settimeout(seconds)
         with contextlib.suppress(TimeoutError):
             self._socket.recv(16)
@@ -137,10 +146,10 @@ class ShmLink(Listener):
         self.rules.on_grant(grant)
 
     def close(self) -> None:
-        """End the thread. Others may still read this line."""
+        """End the listener thread. The line stays in memory, since other ranks may still read it."""
         self.stop()
 
     def close_sockets(self) -> None:
-        """Close the sockets."""
+        """Close both sockets; called by the listener thread when it ends."""
         self._socket.close()
         self._caller.close()

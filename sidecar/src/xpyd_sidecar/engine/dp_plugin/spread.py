@@ -1,11 +1,11 @@
-"""Steps of ranks on several hosts: wants go over ZMQ as in ``rpc``, grants through a broadcast queue.
+"""Data-parallel step sync of ranks on several hosts: wants go over ZMQ as in ``rpc``, grants through a broadcast queue.
 
     rank r   wants (DEALER)             ── Want ──▶   coordinator (ROUTER, a thread in rank 0)
              reader of the queue        ◀── Grant ──     writer: a ring for ranks on its host, ZMQ for the others
 
-A grant is the same for all ranks, which is what the queue is for: one write for a whole host, and the connections say at
-once when a process ends; heartbeats alone need the timeout. Everything is under CURVE with the service's key. A grant
-that finds no room is dropped, as every frame is: the next heartbeat says the same.
+A grant is the same for all ranks, so the queue writes it once for all ranks of a host, and its connections show at once
+when a process ends, where heartbeats need a timeout. All that crosses the network is under CURVE with the service's key.
+A grant that finds no room is dropped, as every frame is: the next heartbeat says the same.
 """
 
 from __future__ import annotations
@@ -37,15 +37,23 @@ LAST_S: Final = 1.0
 
 
 class SpreadCoordinator(rpc.CoordinatorThread):
-    """Hears all ranks over ZMQ, tells them through the queue."""
+    """The coordinator of step sync, a thread in rank 0: receives wants over ZMQ, sends grants through a broadcast queue."""
 
     def __init__(self, rules: Rules, epoch: int, hosts: Sequence[str], host: str, *, timeout_s: float,
                  key: ServiceKey) -> None:
-        """``hosts``: of each rank, as it names it; those of rank 0's read its memory.
+        """Listen on ``host``; send after ``start``.
+
+        Args:
+            rules: this rank's, which hear of failures.
+            epoch: tells these ranks from earlier ones at the same address.
+            hosts: by rank, the host that it is on; ranks on rank 0's host read grants from shared memory.
+            host: address of this machine on which to listen.
+            timeout_s: seconds after which a silent rank counts as lost.
+            key: the service's key, which ranks must have.
 
         Raises:
-            OSError: ``host`` is no address of this machine.
-            ConfigError: as ``Writer`` does.
+            OSError: ``host`` is no address of this machine, or no memory or descriptor is left.
+            ConfigError: the queue cannot be made, or cannot listen on ``host``.
         """
         super().__init__(rules, epoch, len(hosts), host, timeout_s=timeout_s, key=key)
         near = [one == hosts[0] for one in hosts]
@@ -60,7 +68,11 @@ class SpreadCoordinator(rpc.CoordinatorThread):
         self._joined = False
 
     def beat(self) -> None:
-        """Tell all ranks; the first time when all have joined."""
+        """Send the present grant to all ranks; the first time, wait until all have joined the queue.
+
+        Raises:
+            PeerGone: a rank does not join within ``JOIN_S`` seconds, or all ranks are gone.
+        """
         if not self._joined:
             self._writer.wait_ready(JOIN_S)
             self._joined = True
@@ -70,7 +82,7 @@ class SpreadCoordinator(rpc.CoordinatorThread):
             logger.debug("xpyd: %s; the next heartbeat says the same", error)
 
     def close_sockets(self) -> None:
-        """Close the queue when the last word was read, and the socket."""
+        """Close the queue and the ZMQ socket; wait up to ``LAST_S`` seconds for the last grant to be read."""
         try:
             self._writer.close(LAST_S)
         except ReaderStuck as error:
@@ -82,18 +94,26 @@ class SpreadCoordinator(rpc.CoordinatorThread):
 
 
 class SpreadLink(rpc.RpcLink):
-    """A rank's side."""
+    """A rank's side of step sync: sends wants over ZMQ, and receives grants from the broadcast queue."""
 
     def __init__(self, rules: Rules, rank: int, address: HostPort, coordinator: SpreadCoordinator | None, *,
                  timeout_s: float, handle: bytes, key: ServiceKey) -> None:
-        """``handle``: of the queue; it is joined by the listener's thread."""
+        """Connect to the coordinator at ``address``; the listener's thread joins the queue later.
+
+        ``coordinator``: given on rank 0 alone, which starts and ends it. ``handle``: of the queue (``Writer.handle``).
+        """
         super().__init__(rules, rank, address, coordinator, timeout_s=timeout_s, key=key)
         self._join: Callable[[], LocalReader | RemoteReader] = lambda: join(
             handle, name_of(rank), timeout_s=JOIN_S, key=key, spin_s=0.0)
         self._reader: LocalReader | RemoteReader | None = None
 
     def round(self, seconds: float) -> None:
-        """Receive what the coordinator has sent."""
+        """Wait up to ``seconds`` for a grant, and give it to the rules; the first call joins the queue before.
+
+        Raises:
+            PeerGone: the coordinator has ended.
+            PeerError: the queue cannot be joined, the coordinator has dropped this rank, or what came is no grant.
+        """
         if self._reader is None:
             self._reader = self._join()
         try:
@@ -107,7 +127,7 @@ class SpreadLink(rpc.RpcLink):
         self.rules.on_grant(grant)
 
     def close_sockets(self) -> None:
-        """Leave the queue, close the listener's socket."""
+        """Leave the queue, and close the listener's ZMQ socket."""
         if self._reader is not None:
             self._reader.close()
         super().close_sockets()

@@ -1,18 +1,18 @@
-"""The broadcast queue in the place of the one under vLLM's executor of several processes, as a plugin.
+"""Replaces the message queue of vLLM's multi-process executor by xpyd's broadcast queue (``xpyd_sidecar.broadcast``).
 
-    executor ── calls, to every worker ──▶ ring on its host, ZMQ with CURVE elsewhere
+    executor ── calls, to every worker ──▶ ring in shared memory on its own host, ZMQ with CURVE to other hosts
              ◀── answers, of each worker ── a queue back from each
 
-vLLM sends pickled calls, over several hosts by ZMQ that asks nobody who they are. Here nothing of another host is unpickled
-that did not come from a holder of the service's key, a reader that is lost ends the engine, and every wait has an end.
+vLLM sends pickled calls, between hosts over ZMQ without authentication. Here nothing from another host is unpickled unless
+its sender holds the service's key, a lost reader ends the engine, and every wait has an end.
 
-    register   called with the other plugins; nothing of this unless ``XPYD_QUEUE`` asks for it
+    register   called by xpyd's vLLM plugin (``dp_plugin``) in each process; without ``XPYD_QUEUE=xpyd`` it does nothing
     settings   the environment, checked once
-    compat     what is used of vLLM, and the sources that it was written for, by version
+    compat     what is used of vLLM, and hashes of the vLLM sources that this was written for, by version
     pickles    objects as buffers and back
-    queue      the ends of a queue, with the methods of vLLM's
-    watch      a thread that looks after an executor's workers
-    patch      puts them in their places
+    queue      the two ends of a queue, with the methods of vLLM's ``MessageQueue``
+    watch      a thread that watches an executor's workers
+    patch      puts the queue in the place of vLLM's
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Take the place of vLLM's queue where ``XPYD_QUEUE`` says so.
+    """Replace the queue under vLLM's executor in this process where ``XPYD_QUEUE`` is ``xpyd``.
 
-    With a vLLM that this was not written for, an engine on one host keeps vLLM's queue, and the log says why. An engine of
-    several members does not start.
+    If the sources of this vLLM are none that the queue was written for, an engine on one host keeps vLLM's queue, and the
+    log says why; an engine of several members (pods) does not start, since vLLM's queue has no authentication.
 
     Raises:
-        ConfigError: a setting is wrong, or this vLLM's queue would be open to others.
+        ConfigError: a setting is wrong, or the sources do not match in an engine of several members.
     """
     from xpyd_sidecar.engine.executor_queue import settings  # noqa: PLC0415 (vLLM calls this in every process)
 

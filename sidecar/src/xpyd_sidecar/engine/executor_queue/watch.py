@@ -1,6 +1,7 @@
-"""A thread that looks after the readers of an executor's queue, also while nothing is sent, or an answer is waited for.
+"""A thread that checks whether the readers of an executor's broadcast queue still live, even while nothing is sent.
 
-A reader that is lost ends the engine: the calls that it has not run are lost with it. One that is silent may come back.
+The readers are the engine's workers. A reader that is lost must end the engine, since the calls that it has not run are
+lost with it. A reader that is only silent (stopped, or cut off) need not: it may come back.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ LOOK_S: Final = 0.5
 
 
 class WatchedReaders(Protocol):
-    """Whose readers are looked after."""
+    """A queue whose readers can be checked."""
 
     def lost_readers(self) -> dict[str, str] | None:
-        """Readers that are lost, and why; None: they cannot be looked at now."""
+        """Return the names of lost readers, each with the reason; None where they cannot be checked now."""
 
 
 class ReaderWatch:
-    """The thread that finds lost readers."""
+    """The thread that checks the readers of one queue every ``LOOK_S`` seconds, until one is lost."""
 
     def __init__(self, queue: WatchedReaders, lost: Callable[[str, str], None]) -> None:
-        """Begin at once. ``lost``: called once, with a name and the reason; then the thread ends."""
+        """Start the thread. ``lost``: called on that thread, once, with a lost reader's name and the reason."""
         self._queue = queue
         self._lost = lost
         self._stop = threading.Event()
@@ -34,7 +35,7 @@ class ReaderWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread with its next look; from any thread, its own too."""
+        """Have the thread end, without waiting for it. May be called from any thread, this one included."""
         self._stop.set()
 
     def _run(self) -> None:

@@ -1,4 +1,6 @@
-"""Which NUMA node memory and threads of a rank are bound to: its GPU's, else that of all its processors. Needs torch."""
+"""Chooses the NUMA node that a rank's memory and threads for KV are bound to: its GPU's, or, where that is not known, the
+one that has all processors which the process may use. Needs torch.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def node_binding(device: torch.device, rank: int, system: Path = numa_nodes.SYSTEM) -> NodeBinding:
-    """Choose a NUMA node for the rank whose cache is on a device. The choice, or what is lacking for one, is logged,
-    but not where there is one node alone.
+    """Choose the NUMA node of the rank whose KV cache is on ``device``; ``UNBOUND`` where fewer than two nodes have
+    processors, or none can be chosen. The choice is logged, and so is a GPU without one on a machine with several nodes.
+    ``system``: where sysfs is mounted.
     """
     found = numa_nodes.read_nodes(system)
     usable = frozenset(os.sched_getaffinity(0))
@@ -38,7 +41,9 @@ def node_binding(device: torch.device, rank: int, system: Path = numa_nodes.SYST
 
 
 def pci_address(properties: Any) -> str:
-    """The PCI address of a device, as sysfs writes it, from torch's properties of it; empty where torch has none."""
+    """The PCI address of a GPU as sysfs writes it (``0000:3b:00.0``), from torch's properties of the device; empty where
+    this torch does not tell it.
+    """
     try:
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     except AttributeError:

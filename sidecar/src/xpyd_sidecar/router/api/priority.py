@@ -1,11 +1,12 @@
-"""When a request is to run, as its client asks for it: the header X-Vllm-Priority, else the field ``priority``, else 0.
-Lower is sooner, as in vLLM.
+"""Priority of a request, as its client asks for it: the header X-Vllm-Priority, else the field ``priority``, else 0.
+Lower runs sooner, as in vLLM.
 
-What a client asks is clamped to its key's band before it counts anywhere: in the router's queue, where priority orders the
+The value is clamped to the band of the client's key before it is used: in the router's queue, where priority orders the
 requests of one key alone, and in engines, which compare it over all keys (``--scheduling-policy priority``).
 
-    one key, or none    -8 … 8      all requests are somebody's own
+    one key, or none    -8 … 8      all requests have one owner
     several keys         0 … 8      a client may put its work behind that of others, never before it
+    keys of tenants     within -8 … 8, as the tenant's ``priority`` says (``contract.tenants``)
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ PRIORITIES = 8
 
 
 class PriorityBand(NamedTuple):
-    """What priorities may be."""
+    """The least and the greatest priority that requests may have; both are allowed."""
 
     least: int
     most: int
 
     def clamp(self, priority: int) -> int:
-        """The nearest one in the band."""
+        """Return the priority within the band that is nearest to ``priority``."""
         return max(self.least, min(self.most, priority))
 
 
@@ -44,7 +45,7 @@ _whole = msgspec.json.Decoder(int | None).decode
 
 
 def priority_of(headers: Mapping[bytes, bytes], fields: Mapping[str, Raw], band: PriorityBand) -> int:
-    """The priority of a request, within the band. Raises HttpFault: 400, what is said is no whole number."""
+    """Return the priority of a request, clamped to ``band``. Raises HttpFault: 400, header or field is no whole number."""
     header = headers.get(PRIORITY)
     if header is None:
         return band.clamp(_field(fields[FIELD]) or 0) if FIELD in fields else 0
@@ -55,7 +56,10 @@ def priority_of(headers: Mapping[bytes, bytes], fields: Mapping[str, Raw], band:
 
 
 def clamp_field(fields: dict[str, Raw], band: PriorityBand) -> bool:
-    """Have the field say no more than the band allows; whether it did. Raises HttpFault: 400, it is no whole number."""
+    """Clamp the field ``priority`` in ``fields``, and return whether it was changed.
+
+    Raises HttpFault: 400, it is no whole number.
+    """
     if FIELD not in fields:
         return False
     asked = _field(fields[FIELD])

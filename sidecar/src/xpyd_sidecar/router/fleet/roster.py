@@ -1,24 +1,28 @@
-"""Who serves: what the router knows of each instance, from heartbeats, probes and the data path.
+"""Which instances serve: what a router knows of each, from heartbeats, health probes and its attempts (upstream requests).
 
-    heard ──beat: ready──▶ picked ──beat: draining──▶ not picked, its legs run on ──goodbye──▶ gone
-                             │  ▲
-      connection refused or  │  │ a good probe, or a new incarnation
-      probe failed           ▼  │
-                          suspended                beats missed AND a probe failed ──▶ gone, its legs are lost
+    known ──heartbeat: ready──▶ pickable ──heartbeat: draining──▶ no new attempts, open ones run on ──goodbye──▶ gone
+                                  │  ▲
+           connection refused or  │  │ a probe succeeded, or a new incarnation
+           probe failed           ▼  │
+                               suspended         heartbeats missed AND a probe failed ──▶ gone, its attempts are lost
 
 Laws
-  * An instance is one (name, incarnation). A beat with another incarnation replaces it: legs on the old one are lost.
-  * A beat with a lower epoch than known is refused; roles change only with a higher epoch. From then on nothing is picked
-    for the old role, and legs of the old role run on.
-  * One agent speaks for an instance: of two that are heard, the one that began later. Its beats count in their order.
-  * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
-    evicts. A refused connection suspends at once, without waiting for beats.
-  * Busy is not dead: of who beats, a probe without an answer ends no leg. But where its agent has no answer either, and
-    others take requests (of its role, or decode in place of prefill), a second one gives up its legs, which go on there.
-  * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
-  * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
-  * While this process itself stood still nobody was silent.
-  * Who is ejected (``outliers``) is not picked, and its legs run on.
+  * An instance is one (name, incarnation). Another incarnation replaces it, and attempts on the old one are lost.
+  * A heartbeat with a lower epoch than the known one is refused; a role changes only with a higher epoch. From then on the
+    instance gets no new attempts in its old role, and those that are open run on.
+  * One agent speaks for an instance: of two that send heartbeats, the one that began later. A heartbeat with a lower
+    ``seq`` than the last one is refused.
+  * Missed heartbeats alone evict no instance that has an address: a probe must fail, too. A silent instance is suspended
+    by the first probe without an answer and evicted by the second, or at once by a probe that is refused or answered with
+    an error. A refused connection suspends at once, whether heartbeats come or not.
+  * Busy is not dead: while heartbeats come, a probe without an answer ends no attempt. But where the agent gets no answer
+    either (state STARTING), and others take requests (of its role, or decode in place of prefill), the second such probe
+    gives the attempts of the instance up, so that they go on elsewhere.
+  * A suspended incarnation is pickable again only after a successful probe: an agent may call a dead engine ready.
+  * At most one probe of an instance is open (after ``PROBE_LOST_S`` without a report it counts as lost), and none begins
+    within ``PROBE_GAP_S`` of the last.
+  * While this process itself stood still, no instance was silent.
+  * An ejected instance (``outliers``) gets no new attempts, and those that are open run on.
 """
 
 from __future__ import annotations
@@ -61,12 +65,12 @@ STANDSTILL_S = 5.0
 
 
 class Roster:
-    """The instances of one service. Times are seconds of one monotonic clock."""
+    """The instances of one service that a router knows. ``now`` and ``started`` are seconds of one monotonic clock."""
 
     def __init__(self, service: ServiceName, *, started: float, settle_s: float, missed_beats: int,
                  beside_engine: bool = False) -> None:
-        """``settle_s``: look-up and beat interval. ``beside_engine``: agents are told of this router at some time, not
-        before its start.
+        """``settle_s``: seconds of agents' look-up and heartbeat intervals together. ``missed_beats``: heartbeat intervals
+        after which an instance is silent. ``beside_engine``: agents learn of this router some time after its start.
         """
         self.service = service
         self._started, self._settle_s, self._beside_engine = started, settle_s, beside_engine
@@ -91,17 +95,18 @@ class Roster:
     # ---- what others read
 
     def is_settled(self, now: float) -> bool:
-        """Whether every agent had the time to find this router and to beat once.
+        """Whether every agent had the time to find this router and to send a heartbeat, so that the roster is complete.
 
-        Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
-        that did, and beat within one more interval. Until then the router knows only some of them.
+        Agents look up the routers' name at an interval: all find a router within one such interval of the first that did,
+        and send a heartbeat within one more. ``settle_s`` is both, counted from the router's start; beside an engine from
+        the first heartbeat, and only while some come.
         """
         if not self._beside_engine:
             return self.has_waited_for_agents(now)
         return self._since is not None and not self._nobody_beats(now) and now - self._since >= self._settle_s
 
     def has_waited_for_agents(self, now: float) -> bool:
-        """Whether agents that knew this router before its start had the time to come back."""
+        """Whether ``settle_s`` seconds have passed since the start, in which agents that knew this router reconnect."""
         return now - self._started >= self._settle_s
 
     def _nobody_beats(self, now: float) -> bool:
@@ -113,36 +118,38 @@ class Roster:
         self._heard = now
 
     def members(self) -> list[FleetMember]:
-        """All, by name."""
+        """All known instances, sorted by name."""
         if self._named is None:
             self._named = [self._members[name] for name in sorted(self._members)]
         return self._named.copy()
 
     def find(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
-        """The member, if it still is this incarnation."""
+        """The instance of this name if it still is of this incarnation, else None."""
         member = self._members.get(name)
         return member if member is not None and member.incarnation == incarnation else None
 
     def find_by_name(self, name: InstanceName) -> FleetMember | None:
-        """The member of this name, whatever its incarnation."""
+        """The instance of this name, whatever its incarnation; None where it is not known."""
         return self._members.get(name)
 
     def pickable(self, role: Role) -> tuple[FleetMember, ...]:
-        """Instances of a role that take new legs, by name (the same object until something changes)."""
+        """Instances of a role that take new attempts, sorted by name (the same object until something changes)."""
         if self.picks is None:
             ready = [member for member in self.members() if member.pickable]
             self.picks = {kind: tuple(m for m in ready if m.role is kind) for kind in Role}
         return self.picks[role]
 
     def names(self) -> ServedNames:
-        """Names that a request may ask for (the same object until something changes)."""
+        """Model names that a request may ask for, LoRA adapters included (the same object until something changes)."""
         if self._served is None:
             ready = [*self.pickable(Role.PREFILL), *self.pickable(Role.DECODE)]
             self._served = ServedNames(self._members.values(), ready)
         return self._served
 
     def engine_defaults(self) -> EngineDefaults:
-        """What decode engines add to requests: those that take new legs, else all. The same object until that changes."""
+        """What decode engines add to the sampling of requests: those that take new attempts, or all where none does. The
+        same object until that changes.
+        """
         if self._told is None:
             ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
             told = told_of(member.sampling for member in ready)
@@ -150,7 +157,7 @@ class Roster:
         return self._told
 
     def fleet(self, now: float) -> tuple[FleetInstance, ...]:
-        """What ``GET /fleet`` says of the instances."""
+        """The instances as ``GET /fleet`` reports them, sorted by name."""
         return tuple(FleetInstance(
             instance=m.name, role=m.role, epoch=m.epoch, state=m.state, incarnation=m.incarnation,
             fingerprint=m.fingerprint, http=m.http, control=m.control, model=m.model, load=m.load, drained=m.drained,
@@ -160,7 +167,7 @@ class Roster:
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
-        """Why nobody of a role can be picked, for clients: without the reasons, which may hold addresses."""
+        """Why no instance of a role takes new attempts, for clients: without the reasons, which may hold addresses."""
         here = [m for m in self.members() if m.role is role]
         if not here:
             return f"no {role} instance is known"
@@ -170,15 +177,15 @@ class Roster:
     # ---- events
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
-        """A heartbeat or a goodbye. Raises Refused: it was not taken, and why."""
+        """Take a heartbeat or a goodbye. Raises BeatRefused: it was not taken; the text says why."""
         if isinstance(message, Heartbeat) and self.take_unchanged_beat(now, message) is not None:
             return []
         heartbeat_validation.refuse_foreign(self.service, message)
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
     def take_unchanged_beat(self, now: float, beat: Heartbeat) -> FleetMember | None:
-        """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
-        refuse and nothing to tell. Whose it is; None: it is for ``on_message``, and nothing has changed.
+        """Take a heartbeat that comes in order and changes nothing but load and time, as nearly all do: no instruction
+        follows from it. Returns its instance; None: nothing was taken, and ``on_message`` has to judge it.
         """
         member = self._members.get(beat.instance)
         if (member is None or beat.seq < member.seq or not member.matches(beat) or beat.leaving
@@ -241,12 +248,12 @@ class Roster:
         if member is None:
             return []
         heartbeat_validation.refuse_replaced(member, goodbye)
-        # Its legs are not lost: an engine that ends in order finishes what it has begun; broken connections tell the rest.
+        # Its attempts are not lost: an engine that ends in order finishes them, or their connections break.
         self._forget(member)
         return [RosterChange(goodbye.instance, "said goodbye", "left")]
 
     def on_refused(self, now: float, name: InstanceName, incarnation: Incarnation, reason: str) -> list[Instruction]:
-        """The data path could not connect: suspend at once, and probe."""
+        """An attempt's connection was refused: suspend the instance at once, and probe it."""
         member = self.find(name, incarnation)
         if member is None:
             return []
@@ -254,8 +261,8 @@ class Roster:
 
     def on_verdict(self, name: InstanceName, incarnation: Incarnation, ejected: str, why: str = "", *,
                    hung: bool = False) -> list[Instruction]:
-        """It fails while others do not, or does no longer (``outliers``). ``ejected``: the reason; empty: it is picked
-        again, because of ``why``. ``hung``: it answers nothing.
+        """An instance fails while others do not, or no longer does (``outliers``). ``ejected``: why it gets no new
+        attempts; empty: it gets them again, because of ``why``. ``hung``: it answers nothing.
         """
         member = self.find(name, incarnation)
         if member is None:
@@ -269,9 +276,9 @@ class Roster:
         return [RosterChange(name, f"picked again: {why}", "readmitted")]
 
     def on_doubt(self, now: float, name: InstanceName, incarnation: Incarnation) -> list[Instruction]:
-        """An engine broke a connection, failed a request or was silent for long: ask whether it lives, but still pick it.
+        """An engine broke a connection, failed a request or was silent for long: probe it, but still pick it.
 
-        One broken connection is not evidence enough: with few instances, suspending them would refuse everybody.
+        One broken connection is not evidence enough: with few instances, suspending them would refuse every request.
         """
         member = self.find(name, incarnation)
         if member is None:
@@ -281,7 +288,7 @@ class Roster:
 
     def on_probe(self, now: float, name: InstanceName, incarnation: Incarnation, result: HealthResult,
                  detail: str) -> list[Instruction]:
-        """A probe ended."""
+        """A probe has ended: resume, suspend or evict the instance, or give its attempts up. ``detail``: what was wrong."""
         member = self.find(name, incarnation)
         if member is None:
             return []
@@ -308,7 +315,9 @@ class Roster:
         return suspended + ([InstanceLost(name, incarnation, why)] if lost else [])
 
     def _unheard(self, member: FleetMember, why: FailureReason) -> list[Instruction]:
-        """A probe of who beats had no answer. Where nobody could go on with its legs they wait: it may only stand still."""
+        """A probe had no answer though heartbeats come. The second one gives the attempts up where the agent gets no answer
+        either and another instance can take them; else they wait, since the engine may only stand still for a while.
+        """
         if member.state is not State.STARTING or not member.in_flight:
             return []
         member.stuck += 1
@@ -318,7 +327,9 @@ class Roster:
         return [*self._suspend(member, why.full), InstanceLost(member.name, member.incarnation, why)]
 
     def on_tick(self, now: float) -> list[Instruction]:
-        """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
+        """Called at least once per heartbeat interval: probe instances that are silent, suspended or suspected (at most
+        ``PROBES_OPEN`` at a time), and evict silent ones without an HTTP address.
+        """
         if now - self._ticked > STANDSTILL_S:
             # Beats that came meanwhile wait in the socket; whoever is dead is found one silence later.
             if not self._nobody_beats(self._ticked):
@@ -357,7 +368,9 @@ class Roster:
         self.on_change()
 
     def silent(self, now: float, member: FleetMember) -> bool:
-        """Whether its agent has been silent for so long that it may be gone."""
+        """Whether the agent of an instance has sent no heartbeat for ``missed_beats`` of its intervals, and this process
+        has run for as long since it last stood still.
+        """
         silence = self._missed * member.interval_s
         return now - member.beat_at > silence and now - self._awake > silence
 
@@ -371,8 +384,9 @@ class Roster:
         return [ProbeInstance(member.name, member.incarnation, first, tuple(others), patience_s)]
 
     def _patience_s(self, now: float, member: FleetMember) -> float:
-        """The first probe since the last beat of who is silent can only suspend: it takes two intervals at most. What it
-        takes less than others the next one, which may evict, takes more.
+        """Seconds in which a probe is to be answered: ``PROBE_S`` while heartbeats come. For a silent instance the first
+        probe since the last heartbeat, without an answer to which it is only suspended, has two heartbeat intervals (at
+        least ``SOON_PROBE_S``, at most ``PROBE_S``); a later one, which may evict, has the rest of ``2 * PROBE_S``.
         """
         if not self.silent(now, member):
             return PROBE_S

@@ -1,15 +1,14 @@
-"""Instances that are started when a request asks for them: what a router knows of that. Pure: time is an argument.
+"""Instances that are started on demand, by requests: what one router knows of them. Pure: time is an argument.
 
-    not enabled                                   nobody is started for anybody
-    enabled, somebody decodes                     serving: who is not there is as in any other service, except for whom the
-                                                  operator wants and has not got yet
-    enabled, nobody decodes, none is wanted       asleep: a request that generates is held, and starts them
-    enabled, some are wanted                      awake: whoever asks is held for them
-    enabled, and the operator says that none      refused: nobody is held, and hears why
-    comes
+    state      when (the first that holds)                   a request that finds no instance
+    disabled   not ``enabled``                               as in a service without starts on demand
+    awake      the operator wants decode instances           is held until they are ready
+    serving    a decode instance is ready                    as in a service without starts on demand
+    refused    the operator says that none will start        is refused with the operator's reason
+    asleep     else                                          is held if it generates, and has instances started
 
-What the operator said counts for ``FRESH_S``; after that somebody is expected anew, since it may have gone, and another one
-begins.
+The operator's latest message (``WakeCall``) counts for ``FRESH_S`` seconds. After that a request may start instances again:
+the operator that sent it may have ended, and another one may have begun.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FRESH_S: Final = 3 * POLL_S
 
 
 class Standby:
-    """Of one router."""
+    """What one router knows of starts on demand. ``now`` is in seconds of the router's clock."""
 
     def __init__(self, *, enabled: bool) -> None:
         """``enabled``: this service may have no instances, and requests start them."""
@@ -34,31 +33,32 @@ class Standby:
         self._serving = False
 
     def on_call(self, call: WakeCall, now: float) -> None:
-        """The operator said something. ``now``: seconds of the router's clock, as everywhere here."""
+        """Take a message of the operator, received at ``now``."""
         self._call, self._heard = call, now
 
     def update(self, *, serving: bool) -> None:
-        """Note whether an instance of decode is ready, be it picked or not (``serving``). If so, the operator's word that
-        none comes counts no more.
+        """Note whether a decode instance is ready (``serving``), even one that gets no requests now.
+
+        If one is, an earlier message of the operator that none will start counts no more.
         """
         self._serving = serving
         if serving and self._call.refused:
             self._heard = -math.inf
 
     def expects(self, now: float) -> bool:
-        """Whether somebody comes for a request that may start instances."""
+        """Whether a request that may start instances can wait for one: the state is asleep or awake."""
         return self.awake(now) or self.asleep(now)
 
     def awake(self, now: float) -> bool:
-        """Whether instances are wanted, so that all requests may wait for them."""
+        """Whether the operator wants decode instances, so that all requests may wait for them."""
         return self.enabled and self._fresh(now) and self._call.wanted > 0 and not self._call.refused
 
     def asleep(self, now: float) -> bool:
-        """Whether nobody is there and nobody is wanted, as far as is known, so that a request has to start them."""
+        """Whether no decode instance is ready, wanted or refused, as far as is known: a request has to start one."""
         return self.enabled and not self._serving and not self._refused(now) and not self.awake(now)
 
     def why_not(self, now: float) -> str:
-        """Why nobody came, or comes, as far as the operator says; empty: it says nothing."""
+        """Return why no instance has started yet or will start, for an error message; empty where nothing is known."""
         if not self.enabled:
             return ""
         if why := self._refused(now):

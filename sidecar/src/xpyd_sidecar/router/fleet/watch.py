@@ -1,6 +1,6 @@
-"""Who watches the instances: the roster, and what it instructs.
+"""Watches the instances for a router: feeds the roster with heartbeats and health probes, and does what it instructs.
 
-A probe is ``GET /health`` of an engine on a fresh connection: an engine that is ending refuses new ones at once,
+A probe is ``GET /health`` of an engine on a new connection: an engine that is shutting down refuses new ones at once,
 while old ones may stay open and silent.
 """
 
@@ -39,11 +39,18 @@ PROBE_AGAIN_S = 1.0
 
 
 class FleetWatch:
-    """Keeps a roster right: beats in, probes out."""
+    """Feeds a roster with heartbeats, failed connections and probe results, and carries out its instructions."""
 
     def __init__(self, roster: ro.Roster, on_lost: Callable[[InstanceLost], None], changed: Callable[[RosterChange], None],
                  probed: Callable[[HealthResult], None]) -> None:
-        """``changed`` hears of changes of the roster, and ``probed`` of how probes ended, for metrics and the dashboard."""
+        """Must be made in a running event loop.
+
+        Args:
+            roster: the instances of one service.
+            on_lost: called when upstream requests to an instance will never be answered.
+            changed: called with each change of the roster, for metrics and the dashboard.
+            probed: called with how each probe ended, for metrics.
+        """
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self.on_lost = on_lost
@@ -55,7 +62,11 @@ class FleetWatch:
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
-        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``BeatRefused``."""
+        """Take a heartbeat or goodbye. Returns how many upstream requests of this router are open on the instance.
+
+        Raises:
+            BeatRefused: the roster does not take the message; the text says why.
+        """
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.take_unchanged_beat(now, message)) is not None:
             return same.in_flight
@@ -67,7 +78,9 @@ class FleetWatch:
         return member.in_flight if member is not None else 0
 
     def verdict(self, message: Up) -> Verdict:
-        """What this router thinks of the instance that a message speaks for."""
+        """What the acknowledgement of a message says of its instance: whether it is ejected, is stalled or must put off a
+        restart, and ``seq`` of the last message about its prefix cache; False and 0 where the roster does not have it.
+        """
         member = self.roster.find(message.instance, message.incarnation)
         if member is None:
             return Verdict()
@@ -75,20 +88,20 @@ class FleetWatch:
         return Verdict(bool(member.ejected), restarts.is_stalled(member), hold, member.prefixes_seq)
 
     def suspect(self, target: EngineTarget, reason: str) -> None:
-        """A connection was refused: the instance is not picked until a probe is answered."""
+        """Suspend an instance that refused a connection: it gets no new requests until a probe finds it healthy."""
         instance, incarnation = target.instance, target.incarnation
         self.take(self.roster.on_refused(self._loop.time(), instance, incarnation, reason))
 
     def request_probe(self, target: EngineTarget) -> None:
-        """An engine failed a request, broke a connection, or is silent: a probe is to tell whether it lives."""
+        """Have an engine probed that failed a request, broke a connection or is silent, and that still gets requests."""
         self.take(self.roster.on_doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
-        """Called every second."""
+        """Have instances probed that are silent, suspended or in doubt. Must be called every second."""
         self.take(self.roster.on_tick(self._loop.time()))
 
     def take(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out what follows from what the roster has heard."""
+        """Carry out instructions of the roster: log changes, begin probes, tell of instances that are lost or leave."""
         for instruction in instructions:
             match instruction:
                 case RosterChange(instance=instance, what=what):
@@ -123,15 +136,19 @@ class FleetWatch:
             self.on_verdict(wanted.instance, wanted.incarnation, verdict)
 
     async def close(self) -> None:
-        """End the probes."""
+        """Cancel the probes in progress, and wait until they have ended."""
         for task in list(self._probes):
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
 
 
 async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[HealthResult, str]:
-    """Ask once; never raises for what the other side does. The words say why it is not healthy. Raises Lack: nobody was
-    asked, since this process has no file, port or memory for a connection.
+    """Send ``GET /health`` to one server, once. Returns the result, and why it is not healthy ("" where it is).
+
+    What the server does wrong is a result and never raises.
+
+    Raises:
+        Lack: nobody was asked, since this process has no file, port or memory for a connection.
     """
     try:
         async with timeout_with_grace(timeout_s):
@@ -145,7 +162,11 @@ async def probe(address: HostPort, timeout_s: float = PROBE_S) -> tuple[HealthRe
 
 
 async def probe_all(addresses: Sequence[HostPort], timeout_s: float = PROBE_S) -> tuple[HealthResult, str]:
-    """Ask several servers of an instance at once: what the worst of them says. Raises as ``probe`` does."""
+    """Probe several servers of one instance at once. Returns the worst result: dead, else silent, else healthy.
+
+    Raises:
+        Lack: a server was not asked, since this process has no file, port or memory for a connection.
+    """
     found = await asyncio.gather(*(probe(each, timeout_s) for each in addresses))
     return next((one for wanted in (HealthResult.DEAD, HealthResult.SILENT) for one in found if one[0] is wanted), found[0])
 

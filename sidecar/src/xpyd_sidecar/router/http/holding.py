@@ -1,4 +1,4 @@
-"""What the request that a connection answers holds of the router's memory: its body, and what was reserved for it."""
+"""Router memory held for the request that a connection answers: the bytes of its body, and those reserved beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Held = HeldBody | int
 
 
 class RequestHolding:
-    """Of one connection, for one request after the other. Everything is given back at a request's end, once."""
+    """Memory held for the current request of one connection, one request after the other. At a request's end all of it is
+    given back, once.
+    """
 
     __slots__ = ("_bodies", "_body", "_ledger", "_reserved", "_time")
 
@@ -24,12 +26,17 @@ class RequestHolding:
         self._reserved: Reservation | None = None
 
     def begin(self, body: Held) -> None:
-        """The next request is answered. ``body``: as the budget has it; 0: there is none."""
+        """Begin with the next request. ``body``: the body that ``BodyBudget`` counts for it, or the size in bytes of one
+        that came in one piece; 0: none is counted.
+        """
         self._body = body
 
     def reserve(self, key: str, body: int, size: int) -> None:
-        """It is accepted, and holds ``size`` bytes beside its body of ``body``. ``key``: whose it is. Raises HttpFault:
-        there is no room (``ByteLedger.reserve``).
+        """Reserve ``size`` bytes for the accepted request, beside its body of ``body`` bytes. Connections whose bytes
+        have to go for it are cut. ``key``: the client or tenant whose share it counts in.
+
+        Raises:
+            HttpFault: 429 where the key has its share, 503 where the router has no room.
         """
         counted = 0 if isinstance(self._body, int) else self._body.counted
         self._reserved, ended = self._ledger.reserve(key, body, size, self._time(), counted)
@@ -37,12 +44,12 @@ class RequestHolding:
             holder.cut(kind)
 
     def settle(self, size: int) -> None:
-        """It really holds so many bytes beside its body now; nothing changes where it is over."""
+        """Correct the reservation to the ``size`` bytes that the request holds beside its body; nothing if it is over."""
         if self._reserved is not None:
             self._ledger.settle(self._reserved, size)
 
     def end(self) -> None:
-        """It is over."""
+        """Give back the body and the reservation of the request, which is over; nothing where that was done before."""
         if self._body:
             self._bodies.give_back(self._body)
             self._body = 0

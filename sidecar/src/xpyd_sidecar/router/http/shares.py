@@ -1,9 +1,9 @@
-"""Bytes of a router's memory that each client key has, where there are several keys, so that no one has all. Pure.
+"""How many bytes of a router's memory the requests of each client key hold, so that none of several keys takes all. Pure.
 
 Laws
-  * A key has at most ``SHARE`` of the budget, from the first byte of a body on until its request has ended; but one body,
-    and one request, it may have whatever the size.
-  * What is given back is what was taken: nothing is kept of a key that has nothing.
+  * A key holds at most the budget divided by ``SHARE``, from the first byte of a body on until its request has ended. A key
+    that holds nothing but one body or one request is not limited, whatever the size of that one.
+  * What is given back is what was taken: no entry is kept for a key that holds nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SHARE = 2
 
 
 class KeyShares:
-    """What the keys of one process have."""
+    """The bytes that the requests of each client key hold in one router process."""
 
     def __init__(self, budget: int) -> None:
-        """``budget``: bytes of all keys together."""
+        """``budget``: bytes that all keys together may hold."""
         self.share = budget // SHARE
         """Bytes that one key may have."""
         self.several: Callable[[], bool] = lambda: False
@@ -28,23 +28,23 @@ class KeyShares:
         self._had: dict[str, int] = {}
 
     def name(self, key: str) -> str:
-        """What the bytes of a key are counted under from now on; empty: they are not counted."""
+        """The name to count a key's new bytes under: the key where there are several keys, else empty (not counted)."""
         return key if self.several() else ""
 
     def counted_bytes(self, name: str) -> int:
-        """Bytes that are counted under a name."""
+        """Bytes that are counted under a name now; 0 for an unknown one."""
         return self._had.get(name, 0)
 
     def require(self, name: str, more: int, own: int = 0) -> None:
-        """A request that has ``own`` bytes, which are counted, is to have ``more``. Raises HttpFault: 429, its key has its
-        share.
+        """Check that a request may hold ``more`` bytes; ``own``: bytes of it that are counted already. Counts nothing.
+        Raises HttpFault (429) when other requests of its key hold bytes and the key would exceed its share.
         """
         if name and (had := self.counted_bytes(name)) > own and had + more > self.share:
             words = f"requests of this key hold {had} bytes of this router's memory, and a key's share is {self.share}"
             raise too_many(words, 1)
 
     def add(self, name: str, more: int) -> None:
-        """So many bytes more, or less where ``more`` is below 0."""
+        """Count ``more`` bytes under a name, or give bytes back where ``more`` is below 0. An empty name counts nothing."""
         if not name or not more:
             return
         left = self.counted_bytes(name) + more

@@ -1,18 +1,19 @@
-"""Whether the service is disaggregating: what decode engines received of prompts and what they computed, by their beats,
-and what this router sent to decode alone by rule. Pure: time is an argument.
+"""Whether a service is disaggregating: how many prompt tokens decode engines received as KV, and how many they computed.
 
-    beats ──update──▶ readings of each instance ──▶ sums of the last ``WINDOW_S`` ──judge──▶ Disaggregation
+Engines' counters come with heartbeats; the router counts what skips prefill by a rule. Pure: time is an argument.
 
-    share = received / (received + computed)       computed: without the rest of a block that every load leaves, and
-                                                   without the share that this router sent to decode alone by rule
+    heartbeats ──update──▶ readings of each instance ──▶ sums of the last ``WINDOW_S`` ──judge──▶ Disaggregation
+
+    share = received / (received + computed)       computed: without ``LEFT_OVER`` tokens for each load, and
+                                                   without the share that skips prefill by a rule
 
 Laws
-  * Bounded: of each instance that the roster has, at most ``READINGS``; of requests, sums of ``WINDOW_S`` seconds.
-  * Counters are compared within one life of an engine and one role: a first reading counts nothing.
-  * Where nobody can prefill, or no pair can be made, it does not hold, whatever traffic says. Else traffic decides; without
-    any, the last verdict that traffic gave stands.
-  * Of a verdict that holds for the same reason, words and figures stay for ``KEPT_S``: a status that repeats them is not
-    written every second.
+  * Bounded: at most ``READINGS`` readings of each instance of the roster, and ``WINDOW_S`` sums of requests, one a second.
+  * Counters are compared within one incarnation and one role of an engine: a first reading counts nothing.
+  * Where no prefill instance can be picked, or none can pair with a decode instance, the service is not disaggregating,
+    whatever traffic says. Else traffic decides; while there is too little, a verdict that traffic gave before stands.
+  * While a verdict and its reason stay the same, message and numbers stay for ``KEPT_S``, so that a status that repeats
+    them is not written every second.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ class _Tracked(msgspec.Struct):
 
     @property
     def over_s(self) -> float:
-        """From the first of the readings to the last; 0: there is but one."""
+        """Seconds from the first reading to the last; 0 where there is one."""
         return self.readings[-1].at - self.readings[0].at
 
     @property
     def more(self) -> Intake:
-        """What has come in that time."""
+        """Growth of the counters from the first reading to the last."""
         if self.known is None:
             self.known = _grown(self.readings[0].intake, self.readings[-1].intake)
         return self.known
 
 
 class _WindowSums(msgspec.Struct):
-    """Of the window, all decode instances together."""
+    """Sums over the window and all decode instances. ``received``, ``computed``: tokens; ``…_s``: tokens a second."""
 
     received: int = 0
     computed: int = 0
@@ -84,7 +85,7 @@ class _WindowSums(msgspec.Struct):
 
 
 class IntakeWindow:
-    """Of one router."""
+    """Judges for one router whether its service is disaggregating. ``now`` is in seconds of the router's clock."""
 
     def __init__(self) -> None:
         self._seen: dict[InstanceName, _Tracked] = {}
@@ -95,13 +96,16 @@ class IntakeWindow:
 
     @property
     def verdict(self) -> Disaggregation:
-        """What the last ``update`` has found."""
+        """The verdict of the last ``update``."""
         return self._told
 
     # ---- events
 
     def on_opened(self, now: float, tokens: int, skipped: Counter[str]) -> None:
-        """Requests came, with about so many tokens; ``skipped``: of those that skip prefill, by the rule or field."""
+        """Count requests that came, with about ``tokens`` prompt tokens.
+
+        ``skipped``: how many of these tokens skip prefill, by the rule or the request's field that is the cause.
+        """
         second = int(now)
         if not self._asked or self._asked[-1][0] != second:
             self._asked.append((second, 0, Counter()))
@@ -110,7 +114,10 @@ class IntakeWindow:
         self._asked[-1] = (at, before + tokens, by)
 
     def update(self, now: float, members: Collection[FleetMember]) -> Disaggregation:
-        """Take in the latest beats, and judge; at most once in ``LOOK_S``. ``members``: all of the roster."""
+        """Read the counters of the latest heartbeats, and return the verdict; judges at most once in ``LOOK_S`` seconds.
+
+        ``members``: all of the roster.
+        """
         if now - self._looked < LOOK_S:
             return self._told
         self._looked = now
@@ -124,7 +131,7 @@ class IntakeWindow:
         return self._told
 
     def rates(self, name: InstanceName, incarnation: Incarnation) -> IntakeRates | None:
-        """Of one instance, over its last readings; None: it has told less than two."""
+        """Return rates of one incarnation of an instance, over its last readings; None where there are less than two."""
         seen = self._seen.get(name)
         if seen is None or seen.incarnation != incarnation or not seen.over_s:
             return None
@@ -242,7 +249,7 @@ def _share(figures: Disaggregation) -> str:
 
 
 def _grown(before: Intake, after: Intake) -> Intake:
-    """What has come between two readings of one life; a counter that fell counts as nothing."""
+    """Growth of the counters between two readings of one incarnation; a counter that fell counts as 0."""
     def less(kind: str) -> tuple[tuple[str, int], ...]:
         old = dict(getattr(before, kind))
         return tuple((word, max(0, count - old.get(word, 0))) for word, count in getattr(after, kind))
@@ -254,7 +261,7 @@ def _grown(before: Intake, after: Intake) -> Intake:
 
 
 def _computed(more: Intake) -> int:
-    """Tokens that were neither cached nor received; loads count a moment before their prompts do."""
+    """Prompt tokens that were neither cached nor received; at least 0, since a load is counted before its prompt."""
     return max(0, more.prompts - more.cached - more.received)
 
 
@@ -263,7 +270,7 @@ def _bytes(more: Intake) -> int:
 
 
 def _pairs(prefills: Sequence[FleetMember], decodes: Sequence[FleetMember]) -> bool:
-    """Whether some two can pair: of one fingerprint, with a way for KV, and not refused."""
+    """Whether some prefill and decode instance can pair: of one fingerprint, with control addresses, and not refused."""
     kinds = Counter(one.fingerprint for one in prefills if one.control)
     lives = {(one.name, one.incarnation): one.fingerprint for one in prefills if one.control}
     return any(kinds[one.fingerprint] > sum(lives.get((peer.instance, peer.incarnation)) == one.fingerprint
@@ -281,5 +288,5 @@ def _list(words: list[str]) -> str:
 
 
 def _three(value: float) -> float:
-    """With three digits."""
+    """Round to three significant digits."""
     return float(f"{value:.3g}")

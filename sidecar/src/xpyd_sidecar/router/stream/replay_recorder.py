@@ -1,6 +1,7 @@
-"""Streams whose events are kept: those that can only be run again, and prefill's stream of one token.
+"""Readers of event streams that record events: of answers that can only be replayed, and of prefill's one token.
 
-Which stream reads what decode sends depends on what is to become of it when its engine dies (``stream_of``).
+A replay runs a request again from its start on another engine, and drops what the client has already
+(``api.failover_modes``). Answers that can be continued from token ids are read by ``token_recorder``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _NO_CHOICES = b'"choices":[]'
 
 
 class KeptStream(ReadStream):
-    """A stream that can only be run again: its events are kept, and relayed as they are. Of one that cannot be run again
-    only the usage is read.
+    """Reader of an answer that can only be replayed: relays its events unchanged, and records them in its ``Position``.
+
+    Of an answer that cannot even be replayed (``Position.lasts`` is false) the usage is recorded, and no text.
     """
 
     __slots__ = ("_position",)
@@ -50,7 +52,11 @@ class KeptStream(ReadStream):
 
 
 class FirstToken(ReadStream):
-    """Prefill's own stream of one token: what of it a client may see is returned once, and left in ``events``."""
+    """Reader of prefill's own answer, which has one token. ``events``: its events that were read, up to that of the token.
+
+    ``feed`` returns once what the client may see: the events of role and token, with ``finish_reason`` null. It returns
+    nothing where decode must send the token instead: it has no text, or the answer ended by anything but its length.
+    """
 
     __slots__ = ("_before", "events", "prompt")
     _simple = CAREFUL
@@ -92,7 +98,10 @@ class FirstToken(ReadStream):
 
 
 def stream_of(position: Position | None, *, framed: bool) -> EventStream:
-    """The first stream of a request."""
+    """Return the reader of decode's answer to a request that has not been continued or replayed yet.
+
+    ``position``: the recorder of what the client has; None: nothing is recorded. ``framed``: ``feed`` returns HTTP chunks.
+    """
     if position is None:
         return EventStream(framed=framed)
     kind = NotedStream if position.way is FailoverMode.CONTINUE else KeptStream

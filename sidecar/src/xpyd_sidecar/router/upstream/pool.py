@@ -1,8 +1,8 @@
-"""Connections to engines: pooled, raw, one request at a time on each.
+"""A router's HTTP connections to engines, which are kept and reused, with one request at a time on each.
 
-A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: it is
-then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or still hold the
-connection). So idle connections are kept until engines close them (uvicorn after 5 s), ``IDLE_S`` at most.
+When a reused connection ends before the first byte of an answer, the engine is taken to have closed it while it was idle,
+and the request is sent once more, on a fresh connection: an engine that had read it would have begun to answer or would
+still hold the connection. So idle connections are kept until engines close them (uvicorn after 5 s), ``IDLE_S`` at most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IDLE_MAX = 512
 
 
 class EnginePool:
-    """All connections to engines."""
+    """Opens, reuses and closes all connections of one router process to its engines."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -49,9 +49,9 @@ class EnginePool:
         self.lacks = resources.Complaint("no connection to an engine")
 
     def send(self, call: UpstreamCall, make: Callable[[], bytes]) -> None:
-        """Send a call's request; ``make`` gives its bytes, and is asked again where it is sent again.
+        """Send a call's request. ``make`` builds its bytes, and is called again where the request is sent again.
 
-        Its sink hears nothing before this has returned.
+        No method of the call's sink is called before this has returned.
         """
         self.calls.add(call)
         call.make, call.asked_at = make, self.loop.time()
@@ -65,7 +65,9 @@ class EnginePool:
         call.connect()
 
     async def connect(self, call: UpstreamCall) -> None:
-        """Open a connection for a call."""
+        """Open a connection for a call and send its request there. Where that fails, ``on_failed`` of its sink is called:
+        ``LACKING`` where this process has no file, port or memory for a connection, else ``REFUSED``.
+        """
         try:
             async with timeout_with_grace(CONNECT_S):
                 connection = await self._connected(call)
@@ -101,7 +103,9 @@ class EnginePool:
                 return connection
 
     def make_room(self) -> None:
-        """Before a connection is opened: close those that have been idle for longest, where there are as many as may be."""
+        """Close the connections that have been idle for longest until fewer than ``most`` are open, so that another one
+        may be opened. Connections in use are never closed.
+        """
         while len(self.connections) >= self.most:
             oldest = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].last_at, default=None)
             if oldest is None:
@@ -111,7 +115,9 @@ class EnginePool:
             connection.drop()
 
     def release(self, connection: EngineConnection, address: HostPort) -> None:
-        """A connection whose answer is complete."""
+        """Take back a connection whose answer is complete: it is kept for the next request to ``address``, or closed
+        where the engine has closed it or ``IDLE_MAX`` are idle.
+        """
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle[address] = deque()
@@ -123,14 +129,14 @@ class EnginePool:
             connection.drop()
 
     def forget(self, connection: EngineConnection, address: HostPort) -> None:
-        """A connection that is closed."""
+        """Remove a connection that is closed."""
         self.connections.discard(connection)
         idle = self._idle.get(address)
         if idle is not None and connection in idle:
             idle.remove(connection)
 
     def sweep(self) -> None:
-        """Close what has been idle for long; call it every second."""
+        """Close connections that have been idle for longer than ``IDLE_S`` seconds; to be called every second."""
         oldest = self.loop.time() - IDLE_S
         for address in list(self._idle):
             idle = self._idle[address]
@@ -140,7 +146,7 @@ class EnginePool:
                 del self._idle[address]
 
     def close(self) -> None:
-        """Close every connection; calls that are open are cancelled."""
+        """Close every connection and cancel the calls that are open, whose sinks are not told."""
         for call in list(self.calls):
             call.cancel()
         for connection in list(self.connections):
@@ -156,16 +162,16 @@ OPEN_MAX: Final = 256
 
 
 class CancelNotices(Sink):
-    """Tells decode engines of one router process that legs which they may never have known will not come.
+    """Tells decode engines of requests that this router process has cancelled and that they may not have read yet.
 
-    The router takes a decode leg back by closing its connection. An engine whose core has the request aborts it, and its
-    connector lets go of what prefill sends. But the leg may not have got so far: the front end had not read it yet, or had
-    not begun to generate, or it refused the body before vLLM looked at what it is for. Then no connector knows that it will
-    not come, and prefill keeps its copies until ``claim_s`` is over.
+    The router cancels a decode request by closing its connection. An engine whose core has the request aborts it, and its
+    connector drops what prefill sends. But the request may not have got so far: the front end had not read it, had not
+    begun to generate, or refused the body before vLLM looked at what it is for. Then the connector does not know that it
+    will not come, and prefill holds the KV until ``claim_s`` is over.
 
-    So the engine is sent a notice: a request with its ``kv_transfer_params`` that every vLLM refuses, since it asks for -1
-    tokens. vLLM tells the connector of a decode leg that it refuses (``contract.legs.REMOTE``), which then drops the
-    transfer. An engine that did know the leg takes it for a repetition.
+    So the engine is sent a notice: a request with the same ``kv_transfer_params`` that every vLLM refuses, since it asks
+    for -1 tokens. vLLM tells the connector of a decode request that it refuses (``contract.legs.REMOTE``), which then
+    drops the transfer. An engine that did know the request takes the notice for a repetition.
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: EnginePool) -> None:
@@ -174,10 +180,14 @@ class CancelNotices(Sink):
         self._open: set[UpstreamCall] = set()
 
     def __len__(self) -> int:
+        """Notices that are sent and not answered."""
         return len(self._open)
 
     def send(self, target: EngineTarget, leg: legs.Leg) -> None:
-        """Take ``leg`` back from the engine at ``target``. Returns at once; what the engine answers does not matter."""
+        """Tell the engine at ``target`` that the decode request with ``leg`` is cancelled. Returns at once, and does not
+        report what becomes of the notice, which is given up after ``ANSWER_S``. Nothing is sent while ``OPEN_MAX`` notices
+        are unanswered.
+        """
         if len(self._open) >= OPEN_MAX:
             return
         body = json.dumps({"prompt": [0], "max_tokens": -1, legs.FIELD: legs.encode(leg)}).encode()
@@ -195,12 +205,12 @@ class CancelNotices(Sink):
     # ---- call.Sink
 
     def on_whole(self, call: UpstreamCall, body: bytes) -> None:
-        """The refusal."""
+        """The engine has answered a notice. It should be a refusal: a success is logged."""
         self._open.discard(call)
         if call.head is not None and call.head.status < 300:
             logger.warning("%s took a request for -1 tokens: %s", call.address, body[:200].decode(errors="replace"))
 
     def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
-        """An engine that is gone needs no notice."""
+        """A notice did not arrive. It is not sent again: an engine that is gone needs none."""
         self._open.discard(call)
         logger.debug("no farewell to %s: %s %s", call.address, kind, reason.full)

@@ -1,4 +1,4 @@
-"""The link ``nccl``, prefill's side: what decode fetches leaves in a group of two ranks, from GPU to GPU.
+"""Prefill's side of the link ``nccl``: sends the KV that decode fetches from GPU to GPU, in an NCCL group of two ranks.
 
     prefill                                                decode
                   ◀──────── GROUP(0)                       wants a group
@@ -7,12 +7,12 @@
     SENT(there)   ────────────────────────────────────▶    …
     ncclSend      ════════════════════════════════════▶    has all bytes, and knows that they are the manifest's
 
-So both sides launch the same messages of a group in the same order, and prefill launches only what decode has launched: a
-send never occupies the GPU for want of its receive. Every fetch in a group is answered by as many bytes as it asks for,
-also where its manifest is not there any more: a receive that is launched can end in no other way but with its group.
+Both sides launch the messages of a group in the same order, and prefill launches a send only when decode has launched its
+receive, so that no send occupies the GPU while it waits for one. Every fetch in a group is answered with as many bytes as
+it asks for, also where its manifest is gone: else a launched receive would end only with its group.
 
 A group ends with the session, when idle, when another one needs its place, or when NCCL fails. What decode then still lacks
-it fetches over stripes, as over the link ``tcp``.
+it fetches over TCP data connections (stripes), as over the link ``tcp``.
 """
 
 from __future__ import annotations
@@ -35,17 +35,23 @@ from xpyd_sidecar.transport.tcp.serve import CopyBytes, TcpServeLink, TcpServer
 
 
 class NcclServer:
-    """What a rank has for this link."""
+    """What a rank of prefill has to serve sessions over the link ``nccl``."""
 
     def __init__(self, hub: NcclThread, gpu: bodies.Gpu, tcp: Callable[[], TcpServer], *, one_gpu: bool) -> None:
-        """``gpu``: of this rank; ``tcp``: what serves the same copies over TCP; ``one_gpu``: peers may be on it, too."""
+        """``gpu``: this rank's; ``tcp``: gives the server of the same copies over TCP; ``one_gpu``: whether a peer may be
+        on the same GPU.
+        """
         self._hub = hub
         self._gpu = gpu
         self._tcp = tcp
         self._one_gpu = one_gpu
 
     def serve(self, session: Session, able: bodies.Able) -> tuple[ServeLink, bodies.LinkWelcome] | str:
-        """A session's link on this side, and this rank's GPU for decode; or why the two can form no group."""
+        """Prefill's side of a session's link, and the answer that names this rank's GPU to decode; or why there is none.
+
+        Raises:
+            PeerGone: there is no room for the session's TCP data connections now.
+        """
         ours, theirs = self._gpu, able.gpu
         if theirs is None:
             return "decode's transport is not nccl"
@@ -61,12 +67,14 @@ class NcclServer:
 
 
 class NcclServeLink(ServeLink):
-    """Prefill's side of the NCCL link, of one session."""
+    """Prefill's side of the link ``nccl`` of one session, with TCP data connections for what no group carries."""
 
     name = "nccl"
 
     def __init__(self, hub: NcclThread, session: Session, server: TcpServer, tcp: TcpServeLink) -> None:
-        """``server``: knows the copies; ``tcp``: serves them where no group does."""
+        """``hub``: the communicator thread; ``server``: finds the copy of a manifest; ``tcp``: serves copies where no
+        group does.
+        """
         self._hub = hub
         self._session = session
         self._copy = server.copy
@@ -82,15 +90,20 @@ class NcclServeLink(ServeLink):
 
     @property
     def busy(self) -> bool:
-        """Whether copies are being sent, as ``ServeLink`` has it."""
+        """Whether messages were given to the communicator thread that are not done: the GPU may still read their bytes."""
         return bool(self._sends)
 
     def attach(self, sock: socket.socket, number: int, answer: bytes, keys: bytes) -> None:
-        """Take over a connection, as ``ServeLink`` has it."""
+        """Take over a TCP data connection of the session; arguments and errors are those of ``ServeLink.attach``."""
         self._tcp.attach(sock, number, answer, keys)
 
     def on_frame(self, frame: Frame) -> bool:
-        """Take a frame of decode's, as ``ServeLink`` has it."""
+        """Act on a GROUP, UNGROUP or FETCH frame of decode's; False: it is another frame, which is not for this link.
+
+        Raises:
+            ProtocolError: decode asks for a second group, or fetches what it may not.
+            MessageError: the frame's body cannot be read.
+        """
         if frame.kind is FrameKind.GROUP:
             if self._number:
                 raise ProtocolError(self._session.peer, f"asks for a group beside group {self._number}")
@@ -107,10 +120,11 @@ class NcclServeLink(ServeLink):
         return True
 
     def _fetched(self, key: Key, asked: bodies.FetchBytes) -> None:
-        """Send what decode receives in a group; of one that has ended here decode is told, or has been.
+        """Send the bytes that decode receives in a group; nothing where the group has ended, as decode knows or is told.
 
         Raises:
-            ProtocolError: there never was such a group, or the bytes lie outside of the manifest.
+            ProtocolError: decode was told of no group of so high a number, the bytes lie outside of the manifest's copy, or
+                they are none, or more than a message may have.
         """
         if not 0 < asked.group <= self._last:
             raise ProtocolError(self._session.peer, f"fetches in group {asked.group}, of which it was not told")
@@ -128,7 +142,7 @@ class NcclServeLink(ServeLink):
         self._hub.move(self._number, message, self)
 
     def close(self) -> None:
-        """End the link, as ``ServeLink`` has it: copies that the GPU reads are held until the group has ended."""
+        """End the link, since the session has ended. Copies that the GPU reads are held until the group has ended."""
         if self._closed:
             return
         self._closed = True
@@ -139,47 +153,47 @@ class NcclServeLink(ServeLink):
     # --- told by the communicator thread, on the session's thread (``GroupMember``) ---
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have a call made on that thread."""
+        """Have ``call`` made on the session's I/O thread."""
         self._session.post(call)
 
     def on_group_begun(self, number: int, uid: bytes) -> None:
-        """The group is being made: decode may join."""
+        """The group is being made: tell decode the ``uid`` by which it joins."""
         if number == self._number and not self._closed:
             self._last = number
             self._session.send(FrameKind.GROUP, bodies.Group(number, uid))
 
     def on_group_open(self, number: int) -> None:
-        """Decode has joined; its fetches say so."""
+        """Decode has joined the group. Nothing is to be done: prefill sends when a fetch comes."""
 
     def on_posted(self, message: Message) -> None:
         """Never called here: only receivers post messages."""
 
     def on_moved(self, message: Message) -> None:
-        """A message is out."""
+        """A message is sent: its copy is no longer held for it."""
         self._sends -= 1
         copy: CopyBytes | None = message.tag
         if copy is not None:
             copy.let_go()
 
     def on_group_lost(self, number: int, reason: str) -> None:
-        """The group does no more. What becomes of fetches in it, decode decides."""
+        """The group sends no more: tell decode, which decides what becomes of its fetches there."""
         if number == self._number:
             self._number = 0
             self._session.send(FrameKind.UNGROUP, bodies.Group(number, reason=reason))
 
     def on_released(self, messages: tuple[Message, ...]) -> None:
-        """The GPU has let go of messages that were not done."""
+        """The GPU no longer reads these messages, which were not sent: their copies are no longer held for them."""
         for message in messages:
             self.on_moved(message)
 
 
 def _size(asked: bodies.FetchBytes) -> int:
-    """Bytes of a message: pieces, each of which begins at a multiple of ``ALIGN``."""
+    """Bytes of the message that answers a fetch: those of its pieces, each rounded up to a multiple of ``ALIGN``."""
     return sum(round_up(sum(comb.size * comb.count for comb in combs), ALIGN) for combs in asked.pieces)
 
 
 def _spans(pieces: list[list[memoryview]]) -> list[tuple[int, memoryview]]:
-    """Where the bytes of pieces are in a message."""
+    """Every view of these pieces with its offset in the message, in bytes; a piece begins at a multiple of ``ALIGN``."""
     spans, begin = [], 0
     for views in pieces:
         at = begin

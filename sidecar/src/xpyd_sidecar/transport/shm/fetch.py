@@ -1,8 +1,9 @@
-"""The link ``shm``, decode's side: maps prefill's memory and copies out of it (``serve`` draws the memory).
+"""Decode's side of the shared-memory link (``shm``) between two engines of one host: maps prefill's memory and copies KV
+out of it. ``transport.shm.serve`` shows the layout of the memory.
 
-Decode maps for reading only, and only what cannot shrink below what it maps: nothing that the peer does makes a read fail.
-A mapping keeps the memory when prefill has ended; then the session's end says so. After each copy the session's ticket is
-looked at: prefill wipes it before it uses the memory for something else.
+Decode maps it for reading only, and only where it is sealed against shrinking: nothing that prefill does makes a read
+fail. The mapping keeps the memory even when prefill has ended, of which decode learns by the end of the session. After
+each copy decode looks at the session's ticket in the memory, which prefill wipes before it reuses the memory.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ GIVEN_UP: Final = "has given this session up"
 
 
 class Mapping:
-    """Prefill's memory, mapped to be read. ``base``: where it lies here."""
+    """A read-only mapping of prefill's shared memory for copies of KV. ``base``: its address in this process."""
 
     def __init__(self, fd: int | None, shown: SharedStore) -> None:
-        """Map it. ``fd``: its descriptor, which is closed; None: none has come.
+        """Map the memory that prefill describes as ``shown``. ``fd``: its file descriptor, which is closed in any case;
+        None where none was received.
 
         Raises:
-            OSError: it cannot be mapped.
-            ValueError: it is not what prefill says, or could shrink.
+            OSError: the kernel does not map it.
+            ValueError: there is no descriptor, ``shown`` makes no sense, or the file is not as described or could shrink.
         """
         try:
             self._memory = _mapped(fd, shown)
@@ -53,11 +55,11 @@ class Mapping:
         return memoryview(self._memory)
 
     def holds(self, at: int, ticket: bytes) -> bool:
-        """Whether a ticket stands there now."""
+        """Whether the bytes ``at`` bytes into the mapping equal ``ticket`` now."""
         return self._memory[at:at + len(ticket)] == ticket
 
     def close(self) -> None:
-        """Let go of it, with the last view of it; again: nothing."""
+        """Unmap the memory; while a view of it exists, it stays mapped. Closing again does nothing."""
         with contextlib.suppress(BufferError):  # an error that is being told has one
             self._memory.close()
 
@@ -82,14 +84,18 @@ def _mapped(fd: int | None, shown: SharedStore) -> mmap.mmap:
 
 
 class ShmFetchLink(FetchLink):
-    """Decode's side of the shared-memory link, of one session. A fetch is one copy, begun when the loop comes to it."""
+    """Decode's side of the shared-memory link, of one session. A fetch is one copy out of the mapping, made by a core into
+    host memory, or by a ``StoreReader`` into a device's memory; it begins on the session's I/O thread.
+    """
 
     name: LinkName = "shm"
     at_hand = True
 
     def __init__(self, session: Session, owner: FetchOwner, mapping: Mapping, shown: SharedStore,
                  reader: StoreReader | None = None) -> None:
-        """``reader``: copies into a device; None: a core copies, into host memory."""
+        """``shown``: prefill's description of the mapped memory. ``reader``: copies into a device; None: a core copies into
+        host memory.
+        """
         self.reads_into_device = reader is not None
         self._session = session
         self._owner = owner
@@ -101,12 +107,16 @@ class ShmFetchLink(FetchLink):
         self._closed = False
 
     def fetch(self, order: FetchOrder) -> None:
-        """Fetch pieces, as ``FetchLink`` has it."""
+        """Have the I/O thread copy the pieces of an order; it then tells the owner once, that they are here or that they do
+        not come. Returns at once.
+        """
         into_device = self.reads_into_device and order.at is not None
         self._session.post(partial(self._begin if into_device else self._bring, order))
 
     def close(self) -> None:
-        """The session has ended; what was ordered is answered when its turn comes."""
+        """End the link with its session: orders that have not begun fail on the I/O thread. The memory is unmapped now, or
+        when no copy into a device is under way any more.
+        """
         self._closed = True
         self._close_mapping()
 
@@ -129,11 +139,11 @@ class ShmFetchLink(FetchLink):
                 self._owner.on_fetch_failed(order.number)
 
     def _copy(self, order: FetchOrder) -> bool:
-        """Copy all pieces. False: their load is over.
+        """Copy all pieces of an order into host memory. False: the load that wanted them is over, and nothing was written.
 
         Raises:
-            ProtocolError: they lie outside of the memory.
-            PeerGone: prefill has given this session up.
+            ProtocolError: pieces lie outside of prefill's memory.
+            PeerGone: prefill has wiped this session's ticket.
         """
         gate = order.gate
         if gate is not None and not gate.enter():
@@ -147,7 +157,7 @@ class ShmFetchLink(FetchLink):
         return True
 
     def _read(self, stretches: Sequence[Stretch], rows: Scatter) -> None:
-        """Copy one piece: rows that lie equally far apart in prefill's store, since a host's runs are one block each."""
+        """Copy one piece, whose rows lie equally far apart in prefill's store, and look at the ticket afterwards."""
         base, shown, first = self._mapping.base, self._shown, stretches[0]
         self._check(stretches)
         step = stretches[1].offset - first.offset if len(stretches) > 1 else rows.row
@@ -162,7 +172,11 @@ class ShmFetchLink(FetchLink):
     # --- into a device ---
 
     def _begin(self, order: FetchOrder) -> None:
-        """Have the device copy all pieces."""
+        """Have the device copy all pieces of an order.
+
+        Raises:
+            ProtocolError: pieces lie outside of prefill's memory.
+        """
         begun = False
         try:
             if not self._closed:
@@ -179,10 +193,10 @@ class ShmFetchLink(FetchLink):
                 self._owner.on_fetch_failed(order.number)
 
     def _ended(self, order: FetchOrder) -> None:
-        """The device has copied.
+        """The device has copied an order: tell the owner that it is here if the session and its ticket still stand.
 
         Raises:
-            PeerGone: prefill had given this session up before.
+            PeerGone: prefill has wiped this session's ticket.
         """
         self._flying -= 1
         if self._closed:
@@ -196,5 +210,7 @@ class ShmFetchLink(FetchLink):
 
 
 def spans_of(batch: Sequence[Piece], at: int) -> list[PackedSpan]:
-    """What is to be copied out of the mapping for pieces that lie one behind the other from ``at`` on in the ring."""
+    """The copies out of the mapping that put pieces one behind the other into a device's ring of bytes from ``at`` on.
+    ``PackedSpan.offset`` counts from the begin of the mapping, ``PackedSpan.at`` from that of the ring; both in bytes.
+    """
     return [PackedSpan(HEAD_BYTES + one.offset, one.size, at + one.at) for one in packed_spans(batch)]
