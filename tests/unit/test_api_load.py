@@ -87,6 +87,11 @@ def test_anchors_and_merge_keys() -> None:
         ("a: 'x\n", 2, "unexpected end of stream"),
         ("a: b: c\n", 1, "mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", 3, "the key a stands twice"),
+        ("1: a\n0x1: b\n", 2, "the key 0x1 stands twice"),
+        ("yes: a\ntrue: b\n", 2, "the key true stands twice"),
+        ("a: {<<: 3}\n", 1, "<< takes a section"),
+        ("a: {<<: {? [1] : 2}}\n", 1, "a key must be text"),
+        ("a: &a {<<: *a}\n", 1, "nested too deeply"),
         ("a: *x\n", 1, "undefined alias"),
         ("a: &x [*x]\n", 1, "an alias stands inside of what it repeats"),
         ("a: !!python/object:os.system x\n", 1, "the tag"),
@@ -110,6 +115,26 @@ def test_aliases_cannot_blow_a_file_up() -> None:
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     with pytest.raises(LoadError, match="more than 50000 values"):
         documents(bomb)
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("{<<: *a, y: 3}", {"x": 1, "y": 3}), ("{y: 3, <<: *a}", {"x": 1, "y": 3}),
+    ("{<<: [*a, {x: 5, z: 1}], w: 4}", {"x": 1, "y": 2, "z": 1, "w": 4}),
+    ("{<<: {<<: *a, x: 7}, y: 9}", {"x": 7, "y": 9}),
+])
+def test_a_merge_brings_what_is_not_written(text: str, value: object) -> None:
+    (found,) = documents(f"a: &a {{x: 1, y: 2}}\nb: {text}\n")
+    assert found.value["b"] == value
+    assert all(found.line_of(f"b.{name}") in {1, 2} for name in found.value["b"])
+
+
+def test_merges_cannot_blow_a_file_up() -> None:
+    levels = "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], q{n}: 1}}\n" for n in range(1, 40))
+    (found,) = documents(f"a0: &a0 {{x: 1}}\n{levels}")
+    assert len(found.value["a39"]) == 40
+    wide = ", ".join(f"k{n}: 1" for n in range(2000))
+    with pytest.raises(LoadError, match="more than 50000 values"):
+        documents(f"a: &a {{{wide}}}\nb: {'{<<: ' * 40}*a{'}' * 40}\n")
 
 
 @settings(deadline=None)

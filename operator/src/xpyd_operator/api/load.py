@@ -2,7 +2,7 @@
 
 Values are read as kubectl reads them (YAML 1.1: an unquoted ``off`` is false), but dates stay text, and a key that stands
 twice is an error. A text has at most ``MAX_CHARS`` characters, and a document ``MAX_NODES`` values, those that aliases
-repeat included.
+and merges (``<<``) repeat included.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from xpyd_operator.errors import Fault, SpecError
 
 MAX_CHARS = 1 << 20
 MAX_NODES = 50_000
+_MERGE = "tag:yaml.org,2002:merge"
+_Pair = tuple[yaml.Node, yaml.Node]
 _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
 
 
@@ -107,11 +109,11 @@ class _Builder:
         self.lines: dict[str, int] = {}
         self.nodes = 0
         self.open: set[int] = set()
+        self.merged: dict[int, list[_Pair]] = {}
+        """What ``<<`` brings into a mapping, by the identity of its node; later pairs win."""
 
     def build(self, node: yaml.Node, path: str) -> Any:
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            _fail(node, f"has more than {MAX_NODES} values")
+        self._count(node, 1)
         if isinstance(node, yaml.ScalarNode):
             if node.tag not in _SCALARS:
                 _fail(node, f"the tag {node.tag} is not known; write plain text")
@@ -139,20 +141,44 @@ class _Builder:
         return items
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
-        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for index, (key, _) in enumerate(node.value):
-            if not isinstance(key, yaml.ScalarNode):
-                _fail(key, "a key must be text")
-            if key.value in written[:index] and key.value != "<<":
-                _fail(key, f"the key {key.value} stands twice in one section")
-        self.loader.flatten_mapping(node)
         result: dict[Any, Any] = {}
-        for key, value in node.value:  # merged keys come first, so those written here win
+        written: set[Any] = set()
+        merged, own = self._merge(node), [pair for pair in node.value if pair[0].tag != _MERGE]
+        for index, (key, value) in enumerate([*merged, *own]):  # merged keys come first, so those written here win
             name = self.build(key, path)
+            if index >= len(merged):
+                if name in written:
+                    _fail(key, f"the key {key.value} stands twice in one section")
+                written.add(name)
             here = join(path, str(name))
             self.lines[here] = key.start_mark.line + 1
             result[name] = self.build(value, here)
         return result
+
+    def _merge(self, node: yaml.MappingNode) -> list[_Pair]:
+        """The pairs that the key ``<<`` of a mapping brings, without those that others of them replace."""
+        if id(node) in self.merged:
+            return self.merged[id(node)]
+        found: dict[tuple[str, str], _Pair] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                _fail(key, "a key must be text")
+            if key.tag != _MERGE:
+                continue
+            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for source in reversed(sources):  # the first of a list wins
+                if not isinstance(source, yaml.MappingNode):
+                    _fail(source, "<< takes a section, or a list of them")
+                pairs = [*self._merge(source), *(pair for pair in source.value if pair[0].tag != _MERGE)]
+                found |= {(pair[0].tag, pair[0].value): pair for pair in pairs}
+        self._count(node, len(found))
+        self.merged[id(node)] = list(found.values())
+        return self.merged[id(node)]
+
+    def _count(self, node: yaml.Node, values: int) -> None:
+        self.nodes += values
+        if self.nodes > MAX_NODES:
+            _fail(node, f"has more than {MAX_NODES} values")
 
 
 def _fail(node: yaml.Node, problem: str) -> NoReturn:
