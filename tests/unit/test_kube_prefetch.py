@@ -175,6 +175,23 @@ async def test_an_instance_gets_the_volume_whatever_else_is_refused() -> None:
         assert len(world.named("Pod")) > 0
 
 
+async def test_what_cannot_be_deleted_keeps_nothing_from_being_made() -> None:
+    async with begun() as world:
+        world.api.fault = lambda verb, kind, name: (
+            ApiError(403, "Forbidden", "no delete") if (verb, kind) == ("delete", "Job") else None)
+        world.write(**ZERO | {"decode": {"scaling": {"min": 1, "max": 1}}})
+        await world.round()
+        assert "no delete" in world.condition("Prefetched")["message"]
+        del world.api.objects["DaemonSet", "team-a", IMAGES]
+        world.api.show(world.cache)
+        await world.round()
+        assert IMAGES in world.named("DaemonSet")
+        assert said(world) == ("False", "Refused")
+        world.api.fault = lambda verb, kind, name: None
+        await world.round()
+        assert world.named("Job") == set()
+
+
 async def test_a_name_that_is_needed_no_more_is_not_told() -> None:
     async with aiohttp.ClientSession() as session:
         world = MemoryWorld(session)

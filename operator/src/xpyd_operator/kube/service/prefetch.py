@@ -45,9 +45,11 @@ class ServicePrefetch:
         self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
         self._rendered: tuple[DisaggService | None, tuple[Body, ...]] = (None, ())
         self._refused = ""
-        """Why the last try came to nothing."""
+        """What the API server refused last, and why."""
+        self._not_made = ""
+        """The part of it that is about objects which are to be there."""
         self._again = 0.0
-        """When there is another one."""
+        """When these are tried again."""
 
     async def reconcile(self, service: DisaggService, wanted: int, now: float) -> None:
         """Create, change and delete DaemonSets and Job as the document asks. An XpydError is not raised but logged, and
@@ -60,22 +62,28 @@ class ServicePrefetch:
         """
         if self._rendered[0] is not service:
             self._rendered = (service, prefetch_objects(service, self._settings))
-            self._refused, self._again = "", 0.0
+            self._refused, self._not_made, self._again = "", "", 0.0
         made = [each for each in self._rendered[1] if each["kind"] != WEIGHTS or not wanted or self._done(each)]
         names = {(each["kind"], each["metadata"]["name"]) for each in made}
         gone = [(each.kind, each.name) for each in self._there() if (each.kind, each.name) not in names]
-        refused = []
-        for objects, unwanted in (((), gone), (made, ())):  # whatever cannot be made, an instance gets its volume
-            if objects and self._refused and now < self._again:
-                return
-            try:
-                await self._children.reconcile_objects(service, objects, unwanted, now, lacking=lambda _: "")
-            except XpydError as error:
-                refused.append(str(error))
-        words = "; ".join(refused)
+        not_gone = await self._refusal(service, [], gone, now)  # whatever cannot be made, an instance gets its volume
+        if now >= self._again:
+            self._not_made = await self._refusal(service, made, [], now)
+            self._again = now + AGAIN_S if self._not_made else 0.0
+        words = "; ".join(filter(None, (not_gone, self._not_made)))
         if words and words != self._refused:
             logger.warning("what fetches ahead for %s/%s: %s", *self._at, words)
-        self._refused, self._again = words, now + AGAIN_S if words else 0.0
+        self._refused = words
+
+    async def _refusal(
+        self, service: DisaggService, objects: list[Body], unwanted: list[tuple[str, str]], now: float
+    ) -> str:
+        """Make the ones and delete the others; what came in the way, or nothing."""
+        try:
+            await self._children.reconcile_objects(service, objects, unwanted, now, lacking=lambda _: "")
+        except XpydError as error:
+            return str(error)
+        return ""
 
     def condition(self) -> Condition | None:
         """The condition ``Prefetched``. None where the document asks for no prefetch or the service is suspended, but for
