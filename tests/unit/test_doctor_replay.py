@@ -115,6 +115,8 @@ def test_what_is_played_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = worth.compare(service, learn(service.sample, 1))
     assert compared is not None
     assert compared.requests == 100
+    assert service.sample is not None
+    assert compared.covers_s == pytest.approx(service.sample.covers_s - service.sample.requests[-100].at)
 
 
 def test_a_request_without_a_known_answer_takes_the_mean_of_the_others() -> None:

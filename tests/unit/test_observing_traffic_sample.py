@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import pytest
 from records import pair, record
 
 from xpyd_sidecar.contract.ids import ServiceName
-from xpyd_sidecar.contract.sample import HOUR_S, MOST, PackedSample, unpack
+from xpyd_sidecar.contract.sample import COLUMNS, HOUR_S, MOST, PackedSample, pack_numbers, unpack
 from xpyd_sidecar.router.observing.traffic_sample import TrafficSample
 
 NAME = ServiceName("qwen")
@@ -50,6 +52,13 @@ def test_nothing_older_than_an_hour_is_told() -> None:
     sample.add([record(*pair("p1", "d1"), arrived_unix=at) for at in (1000.0, 1000.0 + HOUR_S)])
     told = unpack(sample.pack(NAME, 1010.0 + HOUR_S))
     assert (told.covers_s, len(told.requests)) == (HOUR_S, 1)
+
+
+@pytest.mark.parametrize(("at", "rest"), [(1001.0, float("inf")), (float("nan"), 1.0), (float("inf"), 1.0)])
+def test_numbers_that_are_none_are_no_sample(at: float, rest: float) -> None:
+    numbers = pack_numbers(array("d", [at])), pack_numbers(array("f", [rest, *[1.0] * (COLUMNS - 1)]))
+    with pytest.raises(ValueError, match="a number is not finite"):
+        unpack(PackedSample(NAME, 1000.0, 1100.0, *numbers))
 
 
 def test_no_word_of_a_request_is_in_it() -> None:

@@ -77,11 +77,14 @@ def compare(service: ServiceReading, learned: LearnedFigures | None) -> Comparis
         return None
     engines = prefills + decodes
     requests = service.sample.requests[-(MOST_PLAYED // engines):]
+    covers_s = service.sample.covers_s
+    if len(requests) < len(service.sample.requests):
+        covers_s -= requests[0].at
     was, pd = measured_latency(requests), as_pd(requests, learned, prefills, decodes)
     fits = all(mine and theirs and 1 / FITS <= mine / theirs <= FITS
                for mine, theirs in ((pd.ttft_p50, was.ttft_p50), (pd.tpot_p50, was.tpot_p50)))
     plain = min(as_plain(requests, learned, engines), key=lambda each: _rank(pd, each))
-    return Comparison(engines, len(requests), service.sample.covers_s, was, pd, plain, fits)
+    return Comparison(engines, len(requests), covers_s, was, pd, plain, fits)
 
 
 def _rank(pd: LatencyFigures, plain: LatencyFigures) -> tuple[int, float]:

@@ -8,6 +8,7 @@ answer, and to encode 32,768 requests as objects would take a tenth of a second.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from typing import Final
@@ -77,7 +78,8 @@ def unpack(packed: PackedSample) -> Sample:
     """The requests of a packed sample, in order of arrival; those that arrived before ``packed.begins`` are left out.
 
     Raises:
-        ValueError: an array ends within a number, or there are not ``COLUMNS`` numbers for each arrival.
+        ValueError: an array ends within a number, a number is not finite, or there are not ``COLUMNS`` numbers for each
+            arrival.
     """
     ats, rest = array("d"), array("f")
     ats.frombytes(packed.at)
@@ -87,6 +89,8 @@ def unpack(packed: PackedSample) -> Sample:
     if sys.byteorder == "big":
         ats.byteswap()
         rest.byteswap()
+    if not all(map(math.isfinite, ats)) or not all(map(math.isfinite, rest)):
+        raise ValueError("a number is not finite")
     found = []
     for at, place in sorted((at, place) for place, at in enumerate(ats) if at >= packed.begins):
         prompt, output, *times = rest[place * COLUMNS:(place + 1) * COLUMNS]
