@@ -203,6 +203,15 @@ def test_bad_simulations_are_refused(
     assert words in capsys.readouterr().err
 
 
+def test_a_share_of_a_trace_that_leaves_no_request_is_too_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(TRACE)
+    assert main(["simulate", str(trace), "--load", "0.000001"]) == 2
+    assert "0 requests in 0.0 minutes are too short for a planner" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "words"), [
     ("sqare", "sqare: no such file and no such family; there are flat, agents"),
     ("square:perod=3m", "no field perod"), ("gone.csv", "gone.csv: No such file"),

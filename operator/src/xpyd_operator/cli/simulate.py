@@ -117,9 +117,10 @@ def _check_length(name: str, trace: Trace, goals: Goals) -> None:
     """
     patience = RemovalPatience().seconds(goals.late_cost, goals.cold_start_s)
     least = LONG * (patience + goals.cold_start_s)
-    if trace[-1].at < least:
+    length_s = trace[-1].at if trace else 0.0  # of a short trace --load may leave no request
+    if length_s < least:
         raise XpydError(
-            f"{name}: {len(trace)} requests in {trace[-1].at / 60:.1f} minutes are too short for a planner, whose first "
+            f"{name}: {len(trace)} requests in {length_s / 60:.1f} minutes are too short for a planner, whose first "
             f"removal takes {patience / 60:.1f} and a start {goals.cold_start_s / 60:.1f}: give at least {least / 60:.1f} "
             "minutes, or a shorter --cold-start")
 
