@@ -19,8 +19,6 @@ from xpyd_sidecar.contract.ids import NAME, NAME_MAX, split_host_port
 from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig, RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
-"""A token of RFC 9110, section 5.1."""
-
 ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9._~%-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 """An origin as browsers write it (RFC 6454, section 6.2), or all of them."""
 NAME_OR_V4: Final = re.compile(r"[A-Za-z0-9._~-]+")

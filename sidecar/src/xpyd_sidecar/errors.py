@@ -1,6 +1,6 @@
 """The sidecar's errors.
 
-    XpydError
+    SidecarError
     ├── ConfigError        a setting is wrong: ours to fix, said at start with the field
     ├── OurFault           a bug on this side (an invariant does not hold)
     └── PeerError          the other side is at fault; carries its name

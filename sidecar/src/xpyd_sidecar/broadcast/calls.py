@@ -71,7 +71,7 @@ def pack(message: Call | Answer) -> list[bytes | bytearray | memoryview]:
         if isinstance(value, SeparateBuffer):
             apart.append(value.buffer)
             return msgspec.msgpack.Ext(APART, (len(apart) - 1).to_bytes(4, "little"))
-        raise TypeError(f"calls do not carry {type(value).__qualname__}; buffers are wrapped in Apart")
+        raise TypeError(f"calls do not carry {type(value).__qualname__}; buffers are wrapped in SeparateBuffer")
 
     return [msgspec.msgpack.encode(message, enc_hook=hook), *apart]
 

@@ -1,13 +1,13 @@
 """What can go wrong with a queue, beside what the sidecar's errors name (``xpyd_sidecar.errors``).
 
-    XpydError
-    ├── Closed         to readers: the writer has closed, and everything was read
-    ├── Cancelled      to readers: another thread of this process ended the wait
-    ├── ReaderStuck    to the writer: readers that live do not read (a TimeoutError)
-    ├── NothingCame    to readers: no message in time (a TimeoutError)
+    SidecarError
+    ├── QueueClosed        to readers: the writer has closed the queue, and every message was read
+    ├── ReadCancelled      to readers: another thread of this process has ended the wait
+    ├── ReaderStuck        to the writer: readers that live do not read (a TimeoutError)
+    ├── NothingCame        to readers: no message came in time (a TimeoutError)
     └── PeerError
-        ├── Dropped    to readers: the writer waits for them no more
-        └── PeerGone   the writer's, or every reader's, process has ended
+        ├── ReaderDropped  to readers: the writer does not wait for them any more
+        └── PeerGone       the process of the writer, or of every reader, has ended
 """
 
 from __future__ import annotations

@@ -267,8 +267,8 @@ class RemoteLink:
         """The next message, its number and its parts; None where none came in time.
 
         Raises:
-            Closed: the writer has closed.
-            Dropped: the writer waits for this reader no more.
+            QueueClosed: the writer has closed the queue.
+            ReaderDropped: the writer does not wait for this reader any more.
             PeerGone: the connection broke.
             ProtocolError: the writer sent what is not allowed.
         """

@@ -52,7 +52,7 @@ class Worker:
 
         Raises:
             PeerGone: the caller's process has ended.
-            Dropped: the caller waits for this worker no more.
+            ReaderDropped: the caller does not wait for this worker any more.
             ProtocolError: it sent what is not allowed.
         """
         while True:

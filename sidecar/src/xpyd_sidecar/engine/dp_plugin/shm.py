@@ -56,6 +56,9 @@ def make(size: int) -> Path:
     handle, name = tempfile.mkstemp(prefix="xpyd-dp-", dir=FOLDER)
     try:
         os.ftruncate(handle, LINE * size)
+    except OSError:
+        Path(name).unlink()
+        raise
     finally:
         os.close(handle)
     return Path(name)

@@ -5,7 +5,7 @@ take.
     GET  /ready                                   the roster is known and somebody decodes (see Probes.not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
-    GET  /sample                                  contract.sample.Sample; needs the admin token
+    GET  /sample                                  contract.sample.PackedSample; needs the admin token
     GET  /trace                                   contract.timeline.Traces; needs the admin token
     POST /wake                                    contract.waking.WakeAnswer to a WakeCall; needs a signed call
     GET  /dashboard  /dashboard/<file>            a page for a person, its style and scripts

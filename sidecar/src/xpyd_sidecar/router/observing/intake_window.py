@@ -232,8 +232,8 @@ class IntakeWindow:
             return self._told if stands else _say(figures, "Unknown", "NoTraffic", "too few prompts have come to tell")
         more = f"; {rule}" if figures.skipped >= 0.01 else ""
         if share < ENOUGH:
-            return _say(figures, "False", "Computed", f"{_share(figures)}, though prefill can be picked and no load "
-                                                      f"failed{more}")
+            few = f"only {failed} of {failed + sums.loads} loads failed" if failed else "no load failed"
+            return _say(figures, "False", "Computed", f"{_share(figures)}, though prefill can be picked and {few}{more}")
         return _say(figures, "True", "Receiving", f"{_share(figures)}{more}")
 
 
