@@ -130,6 +130,9 @@ CAMPAIGNS: Final = (
     campaign("zero", 60, "200 times from no instances to 1P1D and back on a real operator, real routers and a real API server: "
              "what is lost, how long a wake takes, how many it starts", ("lab/campaigns/zero.py",), usual=(("--write",),),
              root=True, profile="light", env=SUPPORT, short="each step by itself", result="campaign_zero.json"),
+    campaign("planner", 60, "200 scenarios of ten families of traffic whose seed is drawn: the planner beside fixed counts, "
+             "an oracle that learns of a rise when it comes, and rivals tuned on other seeds; square waves for a day",
+             ("lab/campaigns/planner",), usual=(("--write",),), short="one of two families", result="campaign_planner.json"),
     campaign("gateways", 12, "10,000 streams through nginx and through HAProxy while engines of decode are killed every ten "
              "seconds; how much later the first chunk comes; two services with weights",
              ("lab/campaigns/gateways.py", "--built", "{gateways}"), usual=(("--write",),), extras=("gateways",),

@@ -105,6 +105,12 @@ ZERO = (*zero("lost"), Goal("rounds", ">=", 200), Goal("wake_s_max", "<=", 1.5),
 ZERO_CLUSTER = (Goal("*/answered", "shown"), Goal("*/gone", "shown"))
 TENANTS = (*zero("failed", "keys_in_the_document"), Goal("tenants", ">=", 50), Goal("routers", ">=", 4),
            Goal("minutes", ">=", 60), Goal("worst_off_percent", "<=", 1.0), Goal("moved_percent", "<=", 5.0))
+PLANNER = (Goal("scenarios", ">=", 200), Goal("fewest_of_a_family", ">=", 15),
+           Goal("steady_within_half_a_point", ">=", 0.9), Goal("steady_within_two_points", ">=", 0.98),
+           Goal("flat_within_a_fifth", ">=", 0.95), Goal("flat_changes_per_h_most", "<=", 4),
+           Goal("lost_by_oracle_median", "<=", 1.3), Goal("rivals_within_a_third", ">=", 0.95),
+           Goal("fewest_lead_points_of_what_varies", ">=", 0), Goal("starts_worst_points", ">=", -1),
+           Goal("regrets_in_a_doubling_most", "<=", 4), Goal("minutes", "<=", 60))
 
 GOALS: Final = {
     "buddy": BUDDY, "pairs": PAIRS, "http": HTTP, "queue": QUEUE, "arm64": ARM64, "files": FILES, "long": LONG,
@@ -113,6 +119,7 @@ GOALS: Final = {
     "models": MODELS, "scenarios": SCENARIOS, "scenarios-models": OF_MODELS, "mixed": MIXED, "router": ROUTER,
     "groups": GROUP_FAULTS, "dp": DP, "scale": SCALE, "away": AWAY,
     "turns": TURNS, "gateways": GATEWAYS, "zero": ZERO, "tenants": TENANTS, "zero-cluster": ZERO_CLUSTER,
+    "planner": PLANNER,
 }
 ROWS: Final = tuple(Row(each.name, each.minutes, 4 * each.minutes + 10, each.result and f"bench/results/{each.result}",
                         GOALS.get(each.name.removeprefix("campaign-"), ()), each.root) for each in CAMPAIGNS)

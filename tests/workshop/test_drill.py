@@ -26,7 +26,8 @@ from xpyd_operator.traffic.drive import TrafficTarget, drive
 from xpyd_sidecar.contract.ids import HostPort, Role
 
 FOLDER = str(Path(__file__).resolve().parents[2] / "lab/bench/drill")
-ENGINE = EngineModel(prefill_rate=4000, step_base=0.02, step_per_request=0.002, kv_tokens=100_000, handover=0.02)
+ENGINE = EngineModel(prefill_rate=1300, step_base=0.06, step_per_request=0.006, kv_tokens=100_000, handover=0.06)
+"""So slow that the way of a token through the router, all in one process, is little beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def world(trace: list[Arrival], counts: tuple[int, int]) -> Run:
 
 
 async def test_what_a_client_sees_is_what_the_simulation_says(drill: Any) -> None:
-    trace = [Arrival(0.15 * at, 200 + 40 * (at % 7), 20 + at % 5) for at in range(20)]
+    trace = [Arrival(0.45 * at, 200 + 40 * (at % 7), 20 + at % 5) for at in range(20)]
     async with served(drill, 1, 1) as (routed, engines):
         outcomes = await ask(routed, trace)
     run = world(trace, (1, 1))
@@ -91,7 +92,7 @@ async def test_what_a_client_sees_is_what_the_simulation_says(drill: Any) -> Non
     assert engines[1].requests == 0
     ttfts = sorted(each.ttft for each in outcomes)
     assert ttfts[10] >= sorted(run.ttft)[10], "nothing is sooner than it can be"
-    assert ttfts[10] < sorted(run.ttft)[10] + 0.25
+    assert ttfts[10] < sorted(run.ttft)[10] + 0.75
     tpots = sorted(each.tpot for each in outcomes)
     assert tpots[10] == pytest.approx(sorted(run.tpot)[10], rel=0.3)
 

@@ -139,7 +139,7 @@ def make_trace(text: str, seed: int) -> Trace:
     if name == "mix":
         prompt = lambda at: 1.5 * shape.prompt if at < length / 2 else 0.3 * shape.prompt  # noqa: E731
         output = lambda at: 0.6 * shape.output if at < length / 2 else 4.8 * shape.output  # noqa: E731
-    level = _level(name, shape, length, draw)
+    level = rate_over_time(text, draw)
     return list(_thinned(draw, shape, level, prompt, output))
 
 
@@ -148,10 +148,18 @@ def period_of(shape: Shape, draw: Chance) -> float:
     return shape.period or SHORTEST_S * (LONGEST_S / SHORTEST_S) ** draw.random()
 
 
-def _level(name: str, shape: Shape, length: float, draw: Chance) -> Rate:
-    """Requests a second over time."""
-    low, high = shape.rate, shape.rate * shape.times
-    if name in {"flat", "mix"}:
+def rate_over_time(text: str, draw: Chance) -> Rate:
+    """Requests a second of a family over seconds, to be asked in the order of time.
+
+    ``draw``: as it is when a trace begins, for the periods and phases that this trace has; ``agents`` and ``sinusoid`` have
+    a rate that stays.
+
+    Raises:
+        XpydError: as ``shape_of``.
+    """
+    name, shape = shape_of(text)
+    length, low, high = shape.hours * 3600, shape.rate, shape.rate * shape.times
+    if name in {"flat", "mix", "agents", "sinusoid"}:
         return lambda _: high
     if name == "ramp":
         return lambda at: low + (high - low) * at / (length / 2) if at < length / 2 else low
