@@ -33,7 +33,7 @@ class _Plain(yaml.SafeDumper):
 
 def add_parser(subparsers: Any) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser("render", help="write what is made of a document, the CRDs or the reference")
+    parser = subparsers.add_parser("render", help="print what is made of a document, the CRDs or the reference")
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     pods = what.add_parser("pods", help="every object that the operator would make of a document")
     pods.add_argument(

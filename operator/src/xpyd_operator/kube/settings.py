@@ -37,7 +37,7 @@ class OperatorSettings(KubeSettings, frozen=True, kw_only=True):
     lease_namespace: str = "xpyd-system"
     identity: str = ""
     """Who holds the Lease; empty: made from the host's name."""
-    lease_s: float = 15.0
+    lease_s: float = 10.0
     """A Lease that was not renewed for so long may be taken over."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
