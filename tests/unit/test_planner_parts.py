@@ -20,6 +20,7 @@ from xpyd_operator.plan.planner.gather import Gather
 from xpyd_sidecar.contract.core_steps import PromptWork
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Role, ServiceName, State
+from xpyd_sidecar.contract.intake import Intake
 from xpyd_sidecar.contract.membership import Load
 
 
@@ -84,6 +85,42 @@ def test_capacity_is_learned_from_what_instances_did() -> None:
     assert slope == pytest.approx(0.0005, rel=0.05)
     assert known.batch(0.03) == pytest.approx(40, rel=0.05)
     assert known.prompt == pytest.approx(2000)
+
+
+def with_caches(share: float, ready: int = 4) -> Capacity:
+    """``ready`` instances, half of which work at a time, and compute 1,000 tokens a second each."""
+    known = Capacity()
+    for _ in range(20):
+        figures = Figures(over_s=30.0, ended=60, prompt_tokens=120_000, prompt_squares=60 * 2000.0**2 * 2,
+                          cached_share=share, prefill=RoleFigures(ready=ready, busy=ready / 2))
+        known = known.with_interval(figures, ready / 2 * 30 * 1000.0 / (1 - share))
+    return known
+
+
+def test_fewer_instances_are_expected_to_have_less_cached_and_more_to_have_as_much() -> None:
+    known = with_caches(0.75)
+    assert known.prefill_rate == pytest.approx(4000)
+    assert [known.rate_of(count, 8000.0) for count in (3, 4, 8)] == pytest.approx([1000 / (1 - 0.75 * 0.75), 4000, 4000])
+    assert known.rate_of(2, 8000.0) == pytest.approx(1000 / (1 - 0.75 / 2))
+    assert known.rate_of(2, 4000.0) == pytest.approx(4000), "half as much is asked for, so there is room as before"
+    assert known.rate_of(2, 16_000.0) == pytest.approx(1000 / (1 - 0.75 / 4))
+    assert with_caches(0.0).rate_of(1, 8000.0) == pytest.approx(1000), "without caches counts change nothing"
+
+
+def test_what_caches_have_is_followed_within_minutes_and_what_instances_compute_stays() -> None:
+    known = with_caches(0.75)
+    for _ in range(10):
+        known = known.with_interval(Figures(over_s=30.0, prefill=RoleFigures(ready=4, busy=4.0)), 4 * 30 * 1000.0)
+    assert known.cached_share < 0.3
+    assert known.computed / known.busy_s == pytest.approx(1000)
+
+
+def test_as_many_stay_as_have_room_for_what_is_cached() -> None:
+    cached, without = with_caches(0.75), with_caches(0.0)
+    assert need.prefill(8000.0, 0.0, 30.0, cached, None) == 4, "three would read 2,286 tokens a second each"
+    assert need.prefill(4000.0, 0.0, 30.0, cached, None) == 2
+    assert need.prefill(2000.0, 0.0, 30.0, cached, None) == 1
+    assert need.prefill(4000.0, 0.0, 30.0, without, None) == 5
 
 
 def test_where_batches_differ_too_little_the_line_is_cautious() -> None:
@@ -201,6 +238,22 @@ def test_what_waits_at_prefill_is_counted_by_its_tokens_where_they_are_told(shar
     figures = gather.figures(told(busy, many=20), 130.0)
     assert figures is not None
     assert figures.queued == queued
+
+
+def test_what_prefill_did_not_compute_is_counted_since_figures_were_told_last() -> None:
+    def both(first: Intake | None, second: Intake | None) -> dict[str, Fleet]:
+        return told(*(msgspec.structs.replace(instance(f"p{at}", Role.PREFILL, 3), load=Load(running=1, intake=intake))
+                      for at, intake in enumerate((first, second))), many=20)
+
+    gather = Gather()
+    assert gather.figures(both(Intake(), None), 100.0) is None
+    shares = [figures.cached_share for at, fleets in enumerate((
+        both(Intake(prompts=1000, cached=900), None),
+        both(Intake(prompts=2000, cached=1100, received=300), Intake(prompts=500, cached=500)),
+        both(Intake(prompts=2000, cached=1100, received=300), Intake(prompts=500, cached=500)),
+        both(None, Intake(prompts=600, cached=560)),
+    )) if (figures := gather.figures(fleets, 130.0 + 30 * at)) is not None]
+    assert shares == pytest.approx([0.0, 0.5, 0.0, 0.6]), "of one that is new nobody knows since when"
 
 
 def test_a_line_changes_gently_with_what_batches_were_seen() -> None:

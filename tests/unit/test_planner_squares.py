@@ -1,16 +1,19 @@
 """Loads that go up and down for ever, of any period: the planner loses the first rises, and then no more than static counts
-lose at the same hours."""
+lose at the same hours. And loads that do not, whose prompts are cached."""
 
 from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 from more_cases import more
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation.controllers import PlannerController, Static
 from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.families import make_trace
+from xpyd_operator.simulation.hardware import preset
 from xpyd_operator.simulation.outcome import Run
 from xpyd_operator.simulation.trace import Arrival, Trace
 from xpyd_operator.simulation.world import World
@@ -67,6 +70,16 @@ def test_after_the_first_rises_a_square_wave_loses_no_more_than_static_counts_at
     regrets = max(each.regrets for each in planner.memory.patience)
     assert regrets <= 3
     assert lost_after(run, 0.0) <= static_loss(trace, 0.0, run.hours) + 0.005 + regrets * rise
+
+
+def test_instances_whose_caches_are_needed_stay() -> None:
+    """Conversations that fill the caches of five: of four, half as much is cached, and what waits makes that worse."""
+    trace = make_trace("agents:rate=2.9,prompt=12000,output=150,hours=1", 5)
+    model = msgspec.structs.replace(preset("h200-32b"), cold_start=MODEL.cold_start)
+    planner = World(trace, model, (5, 2), PlannerController(GOALS, BOUNDS)).play()
+    static = World(trace, model, (5, 2), Static()).play()
+    assert lost_after(planner, 0.0) <= lost_after(static, 0.0) + 0.005
+    assert all(after[0] >= 5 for _, _, after in planner.changes)
 
 
 def test_counts_do_not_follow_a_wave_that_is_faster_than_a_cold_start() -> None:

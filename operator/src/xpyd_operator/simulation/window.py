@@ -12,6 +12,7 @@ class FiguresWindow:
     def __init__(self) -> None:
         self.arrivals = self.handovers = self.ended = self.prompts = self.outputs = self.samples = 0
         self.arrived = self.handover = self.link_bytes = 0.0
+        self.cached = self.read = 0
         self.squares = self.running = self.prefilling = self.kv = 0.0
         self.busy = [0.0, 0.0]
         self.ttft: list[float] = []
@@ -33,7 +34,7 @@ class FiguresWindow:
             over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
             handover_s=self.handover / max(1, self.handovers), ended=self.ended, prompt_tokens=self.prompts,
             prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, parked=parked,
-            link_bytes=self.link_bytes,
+            link_bytes=self.link_bytes, cached_share=self.cached / self.read if self.read else 0.0,
             ttft_p95=p95(self.ttft),
             tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
             prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),

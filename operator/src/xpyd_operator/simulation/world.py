@@ -148,7 +148,10 @@ class World:
             if best is None:
                 return
             queue.popleft()
-            self._count_cached(prompt, best.cached_tokens(hashes, prompt))
+            cached = best.cached_tokens(hashes, prompt)
+            self._count_cached(prompt, cached)
+            self._window.read += prompt
+            self._window.cached += cached
             self._begun[request], done = best.prefill(now, prompt, hashes)
             self._at(done, _HANDED, request, best.number)
 

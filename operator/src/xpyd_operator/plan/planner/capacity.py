@@ -1,7 +1,12 @@
 """What an instance can do, learned from what it did.
 
-Prefill: tokens per second of an instance that works. Sums of both decay, so that full instances count more than those that
-are mostly idle, and a change of traffic is followed within some ten minutes. Cached tokens count as done, so hits raise it.
+Prefill: tokens per second that an instance computes while it works. Sums of both decay, so that full instances count more
+than those that are mostly idle, and a change of traffic is followed within some ten minutes. Of the tokens of prompts a
+share h is in prefix caches and takes no time, so an instance reads 1 / (1 - h) times what it computes. What it computes is
+the engine's; h is the traffic's, and hangs on the room in all caches together, so it is followed within minutes. Fewer
+instances have less room: k of n are expected to have the share h k / n, and less where more is asked for than now. That is
+so where conversations fill the caches. Where fewer would do (a beginning that all prompts share), it is seen when one has
+gone, and then the next one goes.
 
 Decode: a step takes a + b n with n requests in the batch (weights are read once, KV once per request). Decaying sums
 give the line of least squares, with the guess that a is half of what is seen as evidence of a fixed weight (ridge
@@ -31,6 +36,8 @@ SLOW = 0.1
 """By which a link is forgotten more slowly than the rest."""
 ROOMY = 0.8
 """With a smaller share of KV in use there is room for more."""
+MOST_CACHED = 0.98
+"""With more than that what is computed is no measurement."""
 FEWEST = 1e-6
 """A batch that is smaller is no measurement."""
 
@@ -39,6 +46,14 @@ class Capacity(msgspec.Struct, frozen=True):
     """What instances can do, learned as sums of figures that decay with time."""
 
     tokens: float = 0.0
+    computed: float = 0.0
+    """Of ``tokens``: what was in no prefix cache."""
+    cached: float = 0.0
+    read: float = 0.0
+    """Tokens that prefix caches had, of those that prefill read within ``span_s``, lately."""
+    span_s: float = 0.0
+    instances: int = 0
+    """Prefill instances whose caches these are."""
     busy_s: float = 0.0
     prompts: float = 0.0
     squares: float = 0.0
@@ -72,6 +87,7 @@ class Capacity(msgspec.Struct, frozen=True):
         use = figures.output_tokens if batch > 0 and figures.tpot_mean > 0 else 0.0
         taken = decode.kv_usage / batch if batch >= 1 else 0.0
         full = self.full / quick  # forgotten by and by: what filled an instance may have been longer
+        worked = done if figures.prefill.busy > 0 else 0.0
         late = figures.handover_s > NO_ROOM_S
         comes = late and figures.link_bytes > 0 and decode.kv_usage < ROOMY
         link_waits = comes and figures.parked > 0
@@ -85,7 +101,12 @@ class Capacity(msgspec.Struct, frozen=True):
         else:
             link = 0.0
         return Capacity(
-            tokens=keep * self.tokens + (done if figures.prefill.busy > 0 else 0.0),
+            tokens=keep * self.tokens + worked,
+            computed=keep * self.computed + worked * (1 - figures.cached_share),
+            cached=quick * self.cached + worked * figures.cached_share,
+            read=quick * self.read + worked,
+            span_s=quick * self.span_s + figures.over_s,
+            instances=figures.prefill.ready,
             busy_s=keep * self.busy_s + figures.prefill.busy * figures.over_s,
             prompts=quick * self.prompts + figures.prompt_tokens,
             squares=quick * self.squares + figures.prompt_squares,
@@ -106,8 +127,25 @@ class Capacity(msgspec.Struct, frozen=True):
 
     @property
     def prefill_rate(self) -> float:
-        """Tokens a second of one instance that works; 0: not known."""
-        return self.tokens / self.busy_s if self.busy_s > 0 else 0.0
+        """Prompt tokens a second that a present instance reads while it works, cached ones included; 0: not known."""
+        return self.rate_of(self.instances, 0.0)
+
+    def rate_of(self, count: int, demand: float) -> float:
+        """The same of each of ``count`` instances that are asked for ``demand`` tokens a second; 0: not known.
+
+        Of fewer than the present ones less is cached, as there is less room for what is asked.
+        """
+        if self.busy_s <= 0:
+            return 0.0
+        room = 1.0
+        if count < self.instances and self.read > 0:
+            room = count / self.instances * self.read / max(self.read * FEWEST, demand * self.span_s)
+        return self.computed / self.busy_s / (1 - self.cached_share * min(1.0, room))
+
+    @property
+    def cached_share(self) -> float:
+        """Of the tokens of prompts, those that prefix caches of prefill have lately, 0 to ``MOST_CACHED``."""
+        return min(MOST_CACHED, self.cached / self.read) if self.read > 0 else 0.0
 
     @property
     def token_bytes(self) -> float:

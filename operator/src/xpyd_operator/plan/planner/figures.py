@@ -37,6 +37,10 @@ class Figures(msgspec.Struct, frozen=True):
     prompt_squares: float = 0.0
     """Sum of the squared prompt lengths."""
     output_tokens: int = 0
+    cached_share: float = 0.0
+    """Of the prompt tokens that prefill instances read, those that they did not compute, as their prefix caches had them or
+    decode sent them; 0 to 1, and 0 also where that is not told.
+    """
     queued: int = 0
     """Requests that wait for a prefill instance at the end of the interval, in routers and engines."""
     link_bytes: float = 0.0

@@ -36,6 +36,8 @@ class Gather:
         self._per_step = 1.0
         self._received: dict[tuple[str, str], int] = {}
         """Likewise, bytes of KV that came in."""
+        self._read: dict[tuple[str, str], tuple[int, int]] = {}
+        """Likewise, prompt tokens that a prefill instance read, and those of them that it did not compute."""
 
     def sample(self, fleet: Fleet) -> None:
         """One router's answer, for the loads."""
@@ -74,6 +76,7 @@ class Gather:
             prompt_tokens=prompts,
             prompt_squares=float(sum(part.prompt_squares for part in parts)),
             output_tokens=sum(part.output_tokens for part in parts),
+            cached_share=self._cached_share(latest),
             queued=waiting + sum(fleet.queued for fleet in fleets.values()),
             parked=max(0, parked),
             link_bytes=self._link_bytes(latest),
@@ -94,6 +97,17 @@ class Gather:
             for each in latest if each.role is Role.DECODE and each.load.intake is not None
         }
         return float(sum(max(0, now - before.get(key, now)) for key, now in self._received.items()))
+
+    def _cached_share(self, latest: Iterable[FleetInstance]) -> float:
+        """Of the prompt tokens that prefill read since figures were told last, the share that it did not compute."""
+        before = self._read
+        self._read = {
+            (each.instance, each.incarnation): (told.prompts, told.cached + told.received)
+            for each in latest if each.role is Role.PREFILL and (told := each.load.intake) is not None
+        }
+        grown = [(now[0] - before[key][0], now[1] - before[key][1]) for key, now in self._read.items() if key in before]
+        read = sum(each[0] for each in grown)
+        return min(1.0, max(0.0, sum(each[1] for each in grown) / read)) if read > 0 else 0.0
 
     def _tokens_per_step(self, latest: Iterable[FleetInstance]) -> float:
         """A step of a request gives one token, and what is accepted of its drafts; as before, where there was none."""

@@ -1,8 +1,8 @@
 """How many instances a demand needs.
 
-Prefill is a queue with c servers. Of requests that come with rate X / L and take S = L / C seconds each (C tokens a
-second), the share P(W > w) waits longer than w (Sakasegawa 1977 for the share that waits, an exponential tail as in
-Kingman's bound):
+Prefill is a queue with c servers. Of requests that come with rate X / L and take S = L / C seconds each (C tokens a second,
+fewer where c instances have less cached, see ``capacity``), the share P(W > w) waits longer than w (Sakasegawa 1977 for the
+share that waits, an exponential tail as in Kingman's bound):
 
     P(W > w) ≈ u^(√(2(c+1))) exp(-w / m)      m = S b (1 + v) / 2 / (c (1 - u))      u = X / (c C)
 
@@ -45,19 +45,25 @@ def prefill(
     rate: float, backlog: float, drain_s: float, known: Capacity, ttft_s: float | None, *, burst: float = 1.0
 ) -> int:
     """Instances for ``rate`` tokens a second and ``backlog`` tokens that wait; 0: nothing is known yet."""
-    capacity = known.prefill_rate
-    if capacity <= 0 or known.prompt <= 0:
+    if known.prefill_rate <= 0 or known.prompt <= 0:
         return 0
     demand = rate + backlog / drain_s
-    count = max(1, math.ceil(min(MOST, demand / capacity / FULLEST - 1e-9)))
-    if ttft_s is None:
-        return min(MOST, count)
-    service, spread = known.prompt / capacity, known.spread
-    rooms, hopeless = waiting_budgets(TTFT_SLACK * ttft_s, service, spread)
-    allowed = max(LATE_LEAST, LATE - hopeless)
-    while count < MOST and late(count, rate / capacity, service, burst * (1 + spread) - 1, rooms) > allowed:
+    count = max(1, math.ceil(min(MOST, demand / known.prefill_rate / FULLEST - 1e-9)))
+    while count < MOST and not _suffice(count, rate, demand, known, ttft_s=ttft_s, burst=burst):
         count += 1
     return min(MOST, count)
+
+
+def _suffice(count: int, rate: float, demand: float, known: Capacity, *, ttft_s: float | None, burst: float) -> bool:
+    """Whether so many prefill instances read ``demand`` tokens a second, and ``rate`` of them in time."""
+    capacity = known.rate_of(count, rate)
+    if demand > count * capacity * FULLEST * (1 + 1e-9):
+        return False
+    if ttft_s is None:
+        return True
+    service, spread = known.prompt / capacity, known.spread
+    rooms, hopeless = waiting_budgets(TTFT_SLACK * ttft_s, service, spread)
+    return late(count, rate / capacity, service, burst * (1 + spread) - 1, rooms) <= max(LATE_LEAST, LATE - hopeless)
 
 
 def waiting_budgets(goal_s: float, service: float, spread: float) -> tuple[tuple[float, ...], float]:

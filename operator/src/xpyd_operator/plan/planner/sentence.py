@@ -16,6 +16,8 @@ from xpyd_operator.plan.planner.worth import RemovalPatience
 
 Pair = tuple[int, int]
 ROLES = ("prefill", "decode")
+SHOWN = 0.01
+"""With a smaller share of cached tokens nothing is said of them."""
 
 
 class Reasons(msgspec.Struct, frozen=True):
@@ -71,10 +73,11 @@ def _load(reasons: Reasons) -> str:
         return f"{rate:.1f} requests/s, none has ended yet" if figures.arrivals else "no request has ended yet"
     prompts, outputs = reasons.demand.level
     each = f"{known.prefill_rate:.0f}" if known.prefill_rate else "an unknown rate"
+    cached = f" ({known.cached_share:.0%} cached)" if known.cached_share >= SHOWN else ""
     batch = known.batch(tpot_goal(goals.tpot_s))
     return (
         f"{rate:.1f} requests/s of {known.prompt:.0f} prompt and {known.output:.0f} output tokens; "
-        f"{prompts:.0f} prompt tokens/s at {each} per instance, "
+        f"{prompts:.0f} prompt tokens/s{cached} at {each} per instance, "
         f"{outputs:.0f} output tokens/s at batches of {f'{batch:.0f}' if batch else 'unknown size'}{_link(reasons)}; "
         f"{figures.queued} waiting; "
         f"needs {shape(reasons.wanted)} now and {shape(reasons.soon)} in {goals.cold_start_s:.0f} s"
