@@ -163,9 +163,9 @@ class TestRecompute:
         assert waited.result(SOON_S) == pair.plain(prompt)
 
     def test_without_an_announcement_decode_computes_at_its_deadline(self, pair: Pair) -> None:
-        prompt, began, before = tokens(300), time.monotonic(), pair.outcomes(pair.d, "receive", "deadline")
+        prompt, began, before = tokens(300), time.perf_counter(), pair.outcomes(pair.d, "receive", "deadline")
         assert pair.d_leg(prompt, new(), wait_s=3.0).result(SOON_S) == pair.plain(prompt)
-        assert time.monotonic() - began >= 3.0
+        assert time.perf_counter() - began >= 3.0, "by a clock that is the engine's, too"
         wait_until(lambda: pair.outcomes(pair.d, "receive", "deadline") == before + 1, SOON_S, "counted as what it was")
 
     @pytest.mark.parametrize("params", [{"xpyd": 99}, {"role": "decode"}, {"xpyd": 1, "role": "decode", "transfer": "x",
@@ -255,15 +255,15 @@ class TestRecompute:
     def test_a_stuck_peer_is_given_up_and_delays_nobody_else(self, pair: Pair) -> None:
         prompt, other = tokens(700), tokens(400)
         pair.wire.hold.set()
-        transfer, began = new(), time.monotonic()
+        transfer, began = new(), time.perf_counter()
         stuck = pair.d_leg(prompt, transfer)
         pair.p_leg(prompt, transfer).result(SOON_S)
         free = new()
         moving = pair.d_leg(other, free)
         pair.p_leg(other, free, engine=pair.d).result(SOON_S)
-        moving_answer, moving_took = moving.result(SOON_S), time.monotonic() - began
+        moving_answer, moving_took = moving.result(SOON_S), time.perf_counter() - began
         assert not stuck.done()
-        answer, took = stuck.result(SOON_S), time.monotonic() - began
+        answer, took = stuck.result(SOON_S), time.perf_counter() - began
         pair.wire.hold.clear()
         assert (moving_answer, answer) == (pair.plain(other), pair.plain(prompt))
         assert moving_took < took

@@ -218,7 +218,7 @@ def test_a_new_group_is_tried_after_a_while(stage: Stage, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("script", ["fails", "stuck"])
 def test_what_is_lost_with_its_group_comes_by_another_session_and_nothing_else_is_lost(stage: Stage, script: str) -> None:
-    limits = LIMITS._replace(move_s=0.3)
+    limits = LIMITS._replace(move_s=2.0)
     p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
     setattr(stage.world, "fail_at" if script == "fails" else "stuck_at", 3)
     begin(p, d)
@@ -312,7 +312,7 @@ def test_where_no_group_is_idle_blocks_take_tcp(stage: Stage, full: str) -> None
 
 
 def test_idle_groups_are_closed_by_decode_and_made_again(stage: Stage) -> None:
-    limits = LIMITS._replace(idle_s=1.0)
+    limits = LIMITS._replace(idle_s=3.0)
     p, d = stage.prefill(stage.process("p", limits)), stage.decode(stage.process("d", limits))
     for number in (1, 2):
         begin(p, d, number)

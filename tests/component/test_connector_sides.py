@@ -604,7 +604,7 @@ def test_a_prefill_engine_that_does_not_say_it_changes_nothing(make: Callable[..
 
 
 def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[..., Engine]) -> None:
-    p, d = make("p"), make("d", load_timeout_s=0.5)
+    p, d = make("p"), make("d", load_timeout_s=3.0)
     transfer = uuid.uuid4().hex
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
     theirs.prefill_stats.set(40, 32, 0)

@@ -53,7 +53,7 @@ def handed_over(p: Engine, d: Engine) -> None:
 
 
 def test_a_prompt_that_is_under_way_when_the_role_changes_is_handed_over(make: Make) -> None:
-    p, d = make("p", keep_ttl_s=3.0), make("d")
+    p, d = make("p", keep_ttl_s=20.0), make("d")
     theirs, ours = legs(p, d)
     p.step(new=((theirs, [1, 2, 3], 0, 20),))
     loads(p, d, ours)
@@ -64,7 +64,7 @@ def test_a_prompt_that_is_under_way_when_the_role_changes_is_handed_over(make: M
 
 
 def test_a_prompt_that_comes_just_after_the_role_has_changed_is_handed_over(make: Make) -> None:
-    p, d = make("p", keep_ttl_s=3.0), make("d")
+    p, d = make("p", keep_ttl_s=20.0), make("d")
     becomes_decode(p)
     theirs, ours = legs(p, d)
     p.step(new=((theirs, [1, 2, 3], 0, 40),))

@@ -48,12 +48,12 @@ async def test_an_engine_whose_core_stands_still_is_restarted_and_its_streams_go
         told = core_steps.read(run_folder(settings.run_dir, NAME, victim), 0)
         assert told is not None
         patience_s = told.steps.patience_s  # by its longest step, which on a full machine may have compiled for minutes
-        began = time.monotonic()
+        began = time.perf_counter()  # the service's clock goes on while this process stands still
         os.kill(core, signal.SIGSTOP)
         try:
             await asyncio.to_thread(wait, lambda: service.processes().get(f"{victim}/core", core) != core,
                                     patience_s + END_S + SLOW_S, "restarted")
-            took_s = time.monotonic() - began
+            took_s = time.perf_counter() - began
             await asyncio.to_thread(wait_life, *where, life)
         finally:
             with contextlib.suppress(ProcessLookupError):

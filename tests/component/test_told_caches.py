@@ -11,11 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 from cluster import HEARTBEAT_S, Cluster, Instance
-from engines import MODEL_NAME, HttpError, get, metric, post
+from engines import MODEL_NAME, HttpError, get, post, samples
 from local_service import wait
 
 from xpyd_sidecar.contract import held_prefixes
 from xpyd_sidecar.contract.held_prefixes import HeldPrefixes
+from xpyd_sidecar.router.endpoints.probes import RENDERED_S
 
 pytestmark = pytest.mark.engines
 ARGS = ("--block-size", "32", "--num-gpu-blocks-override", "192", "--max-model-len", "2048")
@@ -53,13 +54,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
+def prefix_tokens(url: str) -> list[float]:
+    """Tokens that the router has taken to be cached, and that were, by a page that is rendered anew."""
+    time.sleep(RENDERED_S + 0.05)
+    page = get(f"{url}/metrics")
+    return [sum(samples(page, name, {})) for name in (PREDICTED, ACTUAL)]
+
+
 @contextmanager
 def counted(url: str) -> Iterator[list[float]]:
     """Tokens that the router took to be cached meanwhile, and that were."""
-    before = [metric(url, name) for name in (PREDICTED, ACTUAL)]
+    before = prefix_tokens(url)
     found: list[float] = []
     yield found
-    found += [metric(url, name) - was for name, was in zip((PREDICTED, ACTUAL), before, strict=True)]
+    found += [now - was for now, was in zip(prefix_tokens(url), before, strict=True)]
 
 
 def test_what_engines_hold_and_evict_is_told_for_both_roles(cluster: Cluster) -> None:
@@ -95,7 +103,7 @@ def test_a_router_that_begins_later_knows_what_is_held(cluster: Cluster) -> None
     with cluster.other_router(policy="cost") as (_, port):
         url = f"http://127.0.0.1:{port}"
         wait(lambda: ready(url))
-        wait_beats(3)
+        wait_beats(15)  # how much it has heard is told nowhere
         with counted(url) as found:
             ask(url, messages)
     predicted, actual = found

@@ -40,17 +40,18 @@ def pool(team: Team, replicas: int) -> Callable[[], bool]:
 
 
 async def test_pods_drain_all_else_stays_and_a_resumed_service_has_the_counts_of_its_pools(team: Team) -> None:
-    team.agent.script = lambda _: Script(drain_s=3.0)
     await team.apply(scaled(team))
     await team.wait_settled("1P1D")
     await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=2")
     await team.wait_settled("1P2D")
     before = stays(team)
 
+    team.agent.ends = False
     await team.apply(scaled(team, suspend=True))
     await team.wait_condition("Ready", "False", words=("Suspending", "qwen-e0"))
     assert len(team.pods()) == 3, "they drain"
     await judged(team, "Progressing", "InProgress")
+    team.agent.ends = True
     await team.wait(lambda: suspended(team), "it is suspended")
     assert team.of("Pod") == {}
     assert stays(team) == before

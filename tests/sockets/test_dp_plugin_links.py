@@ -129,7 +129,7 @@ def test_ranks_leave_together(mode: Way) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_silent_rank_ends_the_others_with_its_name(mode: Way, dead: int) -> None:
-    cores = started(mode, 2, timeout_s=2.0)
+    cores = started(mode, 2, timeout_s=4.0)
     cores[dead].cut()
     wait_for(lambda: cores[1 - dead].error is not None)
     error = cores[1 - dead].error

@@ -110,7 +110,7 @@ async def test_a_request_is_told_with_what_its_engines_have_noted() -> None:
 
 
 async def test_silent_engines_and_those_that_refuse_are_named_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.endpoints.traces.ANSWER_S", 2.0)
+    monkeypatch.setattr("xpyd_sidecar.router.endpoints.traces.ANSWER_S", 5.0)
     with engines(p0="silent", d0="refuses") as controls:
         async with fleet(1, 1) as f:
             known(f, controls)

@@ -9,7 +9,7 @@ from http_site import Site, site
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http import heads
+from xpyd_sidecar.router.http import heads, places
 from xpyd_sidecar.router.http.pipeline import MAX_QUEUED_BYTES
 from xpyd_sidecar.router.http.places import LEAST, ConnectionPlaces
 from xpyd_sidecar.router.http.server import REFUSED
@@ -65,7 +65,8 @@ async def test_a_head_that_has_no_end_gives_way_with_a_reason() -> None:
 
 async def test_connections_of_one_address_that_bring_nothing_are_refused_and_others_are_served(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.http.places.source_of", lambda host, trusted: f"as if from afar: {host}")
+    monkeypatch.setattr(places, "source_of", lambda host, trusted: f"as if from afar: {host}")
+    monkeypatch.setattr(places, "GRACE_S", 600.0)  # all of them come just now, however long it takes to open them
     async with site(places=ConnectionPlaces(LEAST * 8)) as s:
         asked = [await idle(s) for _ in range(2)]
         held = [await s.open() for _ in range(LEAST)]
@@ -79,6 +80,7 @@ async def test_connections_of_one_address_that_bring_nothing_are_refused_and_oth
         assert (await read_answer(held[0][0])).status == 200
         await idle(s)
         held.append(await s.open())
+        monkeypatch.setattr(places, "GRACE_S", 1.0)
         await asyncio.sleep(1.05)
         asked.append(await idle(s))
         assert await held[1][0].read() == b"", "a second later another one is served, though strangers share its address"
@@ -246,12 +248,13 @@ async def test_empty_lines_keep_no_connection_open_for_ever() -> None:
         assert connection._since == began  # type: ignore[attr-defined]
 
 
-async def test_strangers_that_give_way_and_linger_hold_up_nobody() -> None:
+async def test_strangers_that_give_way_and_linger_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are ended for those who come, though they would be waited for."""
+    monkeypatch.setattr(heads, "LINGER_S", 600.0)
     async with site(places=ConnectionPlaces(4)) as s:
         s.app.judge = lambda method, path, headers: False  # type: ignore[method-assign]
         held = []
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             for number in range(4 * REFUSED):
                 reader, writer = await s.open()
                 writer.write(request_bytes("/") + NO_REQUESTS["a body that nobody wants"])

@@ -18,9 +18,9 @@ async def test_an_orphan_without_a_mark_is_found_and_ended_also_when_its_instanc
     folder.make()
     unit = Unit("engine", folder.instance("qwen-e0"), folder.marker("instances", "qwen-e0", "engine"))
     leader = await unit.start(("sh", "-c", UNMARKED), {})
-    assert await wait_until(lambda: len(remains.pids(folder)) == 2, 10)
+    assert await wait_until(lambda: len(remains.pids(folder)) == 2, 60)
     os.kill(leader.pid, signal.SIGKILL)
-    assert await wait_until(lambda: not unit.alive(), 10)
+    assert await wait_until(lambda: not unit.alive(), 60)
     assert len(remains.pids(folder)) == 1
     (folder.path / "previous").mkdir()
     folder.instance("qwen-e0").rename(folder.path / "previous" / "qwen-e0")

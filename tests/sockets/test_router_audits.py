@@ -143,7 +143,7 @@ async def test_one_runs_a_few_wait_and_the_others_are_counted() -> None:
             assert (await f.complete(**STREAM)).complete
         await audited(f, full=3)
         assert len(f.context.audits) == serving_audits.MAX_WAITING + 1
-        assert len(asked(f.d[0])) == 1
+        await f.wait(lambda: len(asked(f.d[0])) == 1, "the one that runs")
         held.set()
         await audited(f, full=3, equal=serving_audits.MAX_WAITING + 1)
         assert len(f.context.audits) == 0
@@ -176,6 +176,7 @@ async def test_audits_wait_for_engines_with_nothing_to_do_and_not_for_ever(monke
         assert (await f.complete(**STREAM)).complete
         await audited(f, late=1)
         assert not asked(f.p[0])
+        monkeypatch.setattr(serving_audits, "WAIT_S", 60.0)
         f.beat(f.p[0], seq=6, interval_s=60.0, load=Load())
         assert (await f.complete(**STREAM)).complete
         await audited(f, late=1, equal=1)
@@ -208,8 +209,10 @@ async def test_an_engine_that_compiles_for_its_first_log_probabilities_has_time_
         await f.wait(lambda: bool(asked(f.d[0])), "an audit that waits for the compiler")
         await asyncio.sleep(2.5)  # two ticks
         assert (audits(f), asked(f.p[0])) == ({}, []), "nothing is held for it by prefill meanwhile"
+        monkeypatch.setattr(serving_audits, "RUN_S", 60.0)
         compiled.set()
         await audited(f, equal=1)
+        monkeypatch.setattr(serving_audits, "RUN_S", 0.5)
         f.d[0].choose = lambda seen: Play(hold=asyncio.Event()) if of_audit(seen) else None
         assert (await f.complete(**STREAM)).complete
         await audited(f, equal=1, late=1)  # it has compiled: now it is slow

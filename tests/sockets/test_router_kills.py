@@ -10,7 +10,7 @@ from replay import Replay
 from router_fleet import fleet
 
 LOOPS = ("uvloop",)
-GONE_S = 5.0
+GONE_S = 15.0
 """The goal of a second is the campaign's: here other programs may have the processors."""
 
 

@@ -139,7 +139,7 @@ async def test_engines_that_say_so_before_they_die_count_as_well() -> None:
             dead.clear()
             for _ in range(4):
                 answer = await f.post(path, {"model": "tiny", "user": "poison", **body})
-                await asyncio.sleep(0.05)
+                await f.wait(lambda: all(f.context.roster.find_by_name(name).suspended for name in dead), "a look at them")
             assert (answer.status, code_of(answer)) == (502, "poison_request")
             assert len(dead) == 2
         await f.wait_quiet()

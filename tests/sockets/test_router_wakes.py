@@ -66,7 +66,7 @@ async def test_a_held_request_answers_the_open_poll_at_once_and_is_served_by_who
         began = f.context.loop.time()
         task = await held(f)
         answer = await waits
-        assert f.context.loop.time() - began < 1.0
+        assert f.context.loop.time() - began < waking.POLL_S / 2
         assert (answer.status, answer.json) == (200, {"router": "r0", "held": 1})
         parked = await opened(f, wanted=1)
         f.beat(f.d[0], interval_s=60.0)
@@ -169,11 +169,11 @@ async def test_a_refusal_ends_the_hold_with_the_reason_and_is_over_when_it_is() 
     async with asleep() as f:
         task = await held(f)
         told = asyncio.create_task(poll(f, 1, refused="exceeded quota: gpus, used 8, limited 8"))
-        answer = await asyncio.wait_for(task, 5.0)
+        answer = await asyncio.wait_for(task, 30.0)
         assert answer.status == 503
         assert answer.json["error"]["message"] == "no instance can be started: exceeded quota: gpus, used 8, limited 8"
         assert int(answer.headers["retry-after"]) >= 1
-        at_once = await asyncio.wait_for(f.complete(), 5.0)
+        at_once = await asyncio.wait_for(f.complete(), 30.0)
         assert at_once.json["error"]["message"] == answer.json["error"]["message"]
         assert (await f.get("/ready")).status == 200, "somebody must say so"
         told.cancel()
@@ -185,10 +185,10 @@ async def test_a_refusal_ends_the_hold_with_the_reason_and_is_over_when_it_is() 
 
 
 async def test_a_refusal_that_nobody_repeats_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "FRESH_S", 0.3)
     async with asleep() as f:
         told = await opened(f, 1, refused="no")
         assert (await f.complete()).status == 503
+        monkeypatch.setattr(standby, "FRESH_S", 0.3)
         await asyncio.sleep(0.35)
         task = await held(f)
         task.cancel()
@@ -219,12 +219,13 @@ async def test_a_router_without_instances_is_ready_and_tells_for_how_long_it_is_
         assert await idle() >= 0.2
         task = await held(f)
         assert await idle() == 0.0
+        used = f.context.loop.time()
         f.beat(f.d[0], interval_s=60.0)
         assert (await task).status == 200
         await f.wait_quiet()
         await asyncio.sleep(0.2)
         before = await idle()
-        assert 0.2 <= before < 5.0
+        assert 0.2 <= before <= f.context.loop.time() - used
         await f.get("/version")
         assert await idle() > before, "who only looks keeps nothing"
         assert f.context.generating == 0
@@ -238,7 +239,7 @@ async def test_a_poll_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest
         f.router.wakes._poll_s = 60.0
         polls = [await opened(f), await opened(f)]
         third = asyncio.create_task(poll(f))
-        assert (await asyncio.wait_for(polls[0], 5.0)).json["held"] == 0
+        assert (await asyncio.wait_for(polls[0], 30.0)).json["held"] == 0
         assert not polls[1].done()
         assert len(f.router.wakes) == 2
         f.router.wakes.close()
@@ -264,20 +265,24 @@ async def test_when_those_who_would_start_somebody_have_left_nobody_else_waits_f
         task = await held(f)
         other = await held(f, "/v1/embeddings", {"model": "tiny", "input": "x"})
         task.cancel()
-        answer = await asyncio.wait_for(other, 10.0)
+        answer = await asyncio.wait_for(other, 60.0)
         assert answer.status == 503
         assert answer.json["error"]["message"].startswith("no instance runs, and this request starts none")
 
 
 async def test_one_who_waited_in_vain_was_there_until_it_left() -> None:
-    async with asleep(hold_s=1.0) as f:
-        assert (await f.complete()).status == 503
-        assert f.context.idle_s() < 0.9
+    async with asleep(hold_s=2.0) as f:
+        task, last = await held(f), f.context.loop.time()
+        while f.context.hold.wakers:
+            last = f.context.loop.time()
+            await asyncio.sleep(0.005)
+        assert (await task).status == 503
+        assert f.context.idle_s() <= f.context.loop.time() - last
 
 
 async def test_a_router_that_may_not_be_empty_holds_nobody_for_who_is_not_there() -> None:
     async with asleep(wakes=False) as f:
-        answer = await asyncio.wait_for(f.complete(), 5.0)
+        answer = await asyncio.wait_for(f.complete(), 60.0)
         assert (answer.status, answer.json["error"]["message"]) == (503, "no decode instance is known")
         assert (await f.get("/ready")).status == 503
 
@@ -296,13 +301,13 @@ async def test_a_thousand_requests_in_a_second_are_one_wake_and_all_are_answered
         async def one() -> int:
             reader, writer = await f.connect()
             writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1}))
-            answer = await read_answer(reader, 60.0)
+            answer = await read_answer(reader, 100.0)
             writer.transport.abort()
             return answer.status
 
         asks = asyncio.create_task(operator())
         tasks = [asyncio.create_task(one()) for _ in range(1000)]
-        await f.wait(lambda: len(f.context.hold) == 1000, "all of them to be held", 60.0)
+        await f.wait(lambda: len(f.context.hold) == 1000, "all of them to be held", 100.0)
         await f.wait(lambda: wanted == 1, "the wake")
         f.beat(f.d[0], interval_s=60.0)
         assert [await task for task in tasks] == [200] * 1000

@@ -43,7 +43,7 @@ async def _suffers(one: Zoo) -> None:
     if one.kind is Kind.SLOW:
         assert not one.failures, told
         return
-    for _ in range(6):  # with one of eight it may take as long until three streams were there
+    for _ in range(20):  # with one of eight, or where all is slow, it takes a while until three streams were there
         if not one.member.ejected:
             await one.run(1.0)
     assert one.member.ejected, told
@@ -51,12 +51,12 @@ async def _suffers(one: Zoo) -> None:
     await one.run(1.0)
     assert len(one.failures) == failed, told
     assert not one.got(ejected), f"requests still go there: {told}"
-    assert max(took for _, took in one.ended[since:]) < 5.0, told
+    assert max(took for _, took in one.ended[since:]) < 15.0, told
     one.cure()
-    await one.fleet.wait(lambda: not one.member.ejected, f"it to be back: {told}", 3.0)
+    await one.fleet.wait(lambda: not one.member.ejected, f"it to be back: {told}", 15.0)
     back = perf_counter()
     while not one.got(back):
-        assert perf_counter() < back + 10.0, f"it is back and gets nothing: {told}"
+        assert perf_counter() < back + 30.0, f"it is back and gets nothing: {told}"
         await one.run(0.2, rate=60.0)
     assert len(one.failures) == failed, told
 
@@ -145,13 +145,13 @@ async def test_another_routers_verdict_is_looked_into_and_a_router_that_hears_of
         await asyncio.sleep(0.3)
         assert not one.bad.canaries
         f.beat(one.bad, seq=3, interval_s=60.0, ejected_by=("r1",))
-        await f.wait(lambda: bool(one.member.ejected), "a canary to convict, without any request", 5.0)
+        await f.wait(lambda: bool(one.member.ejected), "a canary to convict, without any request")
         assert not one.bad.seen
         [shown] = [each for each in (await f.ask("/fleet", headers=AUTH)).json["instances"] if each["instance"] == "d0"]
         assert (shown["ejected_by"], bool(shown["ejected"])) == (["r1"], True)
     async with zoo(Kind.SLOW) as one:
         one.fleet.beat(one.bad, seq=2, interval_s=60.0, ejected_by=("r1",))
-        await one.fleet.wait(lambda: bool(one.bad.canaries), "its canary", 5.0)
+        await one.fleet.wait(lambda: bool(one.bad.canaries), "its canary")
         await asyncio.sleep(0.5)
         assert not one.member.ejected, "here it answers"
 

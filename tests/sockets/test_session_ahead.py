@@ -94,7 +94,7 @@ def test_the_host_pool_takes_over_where_the_buffer_is_full() -> None:
 
 
 def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
-    with PrefillRank(**SHORT) as p, DecodeRank(buffer=1 << 16, claim_s=0.3) as d:
+    with PrefillRank(**SHORT) as p, DecodeRank(buffer=1 << 16, claim_s=2.0) as d:
         waits(d, p)
         p.compute(key(), 0, 6)
         (report,) = p.reported()

@@ -27,7 +27,7 @@ from xpyd_sidecar.session.control import ControlThread
 
 KEY = keys.ServiceKey(bytes(range(32)))
 LIFE, OTHER_LIFE = Incarnation("d" * 32), Incarnation("e" * 32)
-TIMEOUT_S = 0.8
+TIMEOUT_S = 2.0
 """Of tests that wait for somebody's silence."""
 PATIENCE_S = 60.0
 ANNOUNCE = Announce(TransferId("a" * 32), Attempt(1), 1, b"i" * 32, 5, 4, (ListeningRank(HostPort("127.0.0.1:1"), LIFE),))
@@ -171,7 +171,7 @@ def test_what_was_told_before_an_answer_came_is_told_again_where_the_connection_
 def test_one_that_was_held_up_itself_asks_and_waits_for_an_answer_before_it_gives_its_peer_up(
         make: Callable[..., Engine]) -> None:
     """A stopped process, a pause of its machine: decode could answer nothing meanwhile, since it was asked nothing."""
-    p = make(start=False, timeout_s=TIMEOUT_S)
+    p = make(start=False, timeout_s=0.8)
     peer, now = Peer(InstanceName("d"), LIFE, HostPort("127.0.0.1:1")), time.monotonic()
     p.peers.add(peer)
     decode = p.thread._connect(peer)
@@ -228,7 +228,7 @@ def test_a_refusal_reaches_prefill_and_the_next_leg_greets_again(make: Callable[
 
 
 def test_another_life_at_the_same_address_is_noticed(make: Callable[..., Engine]) -> None:
-    p, d = make(timeout_s=TIMEOUT_S), make(life=OTHER_LIFE)
+    p, d = make(), make(life=OTHER_LIFE)
     p.announce(d.peer(LIFE))
     wait(lambda: p.lost)
     assert p.lost[0][0] is Outcome.INCARNATION

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link_peers import HEAD_BYTES, DecodeProcess, PrefillProcess
+from link_peers import HEAD_BYTES, TIMEOUT_S, DecodeProcess, PrefillProcess
 from manifest_ranks import DecodeRank, PrefillRank, key, wait_until
 
 from xpyd_sidecar.contract import metrics
@@ -219,7 +219,8 @@ def test_what_is_lacking_for_a_moment_is_no_refusal_and_the_next_try_is_served(
 @pytest.mark.parametrize("link", LINKS)
 def test_prefill_killed_in_the_middle_is_noticed_and_its_memory_is_let_go(link: str, folder: Path) -> None:
     before = mappings()
-    with PrefillProcess(link, folder) as p, DecodeRank(transport=link, folder=folder, head_bytes=HEAD_BYTES) as d:
+    with (PrefillProcess(link, folder) as p,
+          DecodeRank(transport=link, folder=folder, head_bytes=HEAD_BYTES, timeout_s=TIMEOUT_S) as d):
         d.want(key(), p, IDS)
         wait_until(lambda: d.has(key(), 0, 2))
         assert d.links == {link}
@@ -231,7 +232,8 @@ def test_prefill_killed_in_the_middle_is_noticed_and_its_memory_is_let_go(link: 
 
 @pytest.mark.parametrize("link", LINKS)
 def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_prefill(link: str, folder: Path) -> None:
-    with PrefillRank(transport=link, folder=folder, store_bytes=16 << 20, head_bytes=HEAD_BYTES, grace_s=0.5) as p:
+    with PrefillRank(transport=link, folder=folder, store_bytes=16 << 20, head_bytes=HEAD_BYTES, grace_s=0.5,
+                     timeout_s=TIMEOUT_S) as p:
         before = open_files()
         p.compute(key(), 0, 2)
         p.compute(key(2), 0, 6)

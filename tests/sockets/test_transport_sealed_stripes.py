@@ -21,6 +21,7 @@ from stripe_ends import (
     KEY,
     LEFT,
     LIED,
+    LIMIT_S,
     TAMPERED,
     End,
     Gate,
@@ -297,7 +298,7 @@ def test_prefill_answers_no_request_that_was_not_sealed_as_the_next_one(fault: s
         far.sendall(REQUESTS[fault])
         p.wait(lambda: p.ended)
         assert p.ended == [(p.session, TAMPERED, 0)]
-        far.settimeout(5)
+        far.settimeout(LIMIT_S)
         assert far.recv(1) == b""
         assert p.pool.take(KEY)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_ends import connected_sockets
+from control_ends import connected_sockets, wait_until
 from stripe_ends import (
     BEGIN,
     FAILED,
@@ -274,7 +274,7 @@ def test_one_who_asks_without_end_for_what_is_gone_holds_up_nobody_and_not_the_e
             p.wait(lambda: heard[0] > before)
             began = time.monotonic()
             p.close()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         finally:
             stop.set()
             with contextlib.suppress(OSError):
@@ -528,7 +528,7 @@ def test_an_order_is_answered_when_its_last_piece_has_ended_on_whatever_stripe()
 # --- time, and the end ---
 
 def test_who_owes_bytes_and_moves_none_is_given_up_and_who_owes_nothing_is_not() -> None:
-    with end(threads=1, quiet=20) as d:
+    with end(threads=1, quiet=40) as d:
         pairs = [socket.socketpair() for _ in range(2)]
         idle = d.pool.open()
         d.attach(pairs[0][0], serves=False)
@@ -536,8 +536,8 @@ def test_who_owes_bytes_and_moves_none_is_given_up_and_who_owes_nothing_is_not()
         number = d.order(place(BEGIN, 2000))
         exactly(pairs[0][1], 64)
         pairs[0][1].sendall(HEADER.pack(0, 0, 2000))
-        for _ in range(8):  # slow is not silent
-            time.sleep(0.3)
+        for _ in range(9):  # slow is not silent
+            time.sleep(0.5)
             pairs[0][1].sendall(b"x")
         d.collect()
         assert d.ended == []
@@ -570,7 +570,7 @@ def test_the_end_of_a_session_closes_its_stripes_answers_its_orders_and_frees_it
         assert sorted(d.answers) == [(number, False) for number in orders]
         assert {why for _, why, _ in d.ended} == {0}
         for _, far in pairs:
-            far.settimeout(5)
+            far.settimeout(LIMIT_S)
             while far.recv(4096):
                 pass
             far.close()
@@ -591,7 +591,7 @@ def closes_in_the_middle(order: int) -> None:
         for one in (p, d) if order == 1 else (d, p):
             one.close()
             one.close()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert [number for number, _ in sorted(d.answers)] == [0, 1, 2, 3]
         assert all(b"".join(d.memory[number]) == store for number, here in d.answers if here)
         assert (len(d.ended), len(p.ended)) == (4, 4)
@@ -607,7 +607,7 @@ def test_a_pool_that_closes_in_the_middle_answers_all_and_leaves_no_thread_or_fi
     before = set(Path("/proc/self/task").iterdir())
     files = len(os.listdir("/proc/self/fd"))
     closes_in_the_middle(order)
-    assert set(Path("/proc/self/task").iterdir()) <= before
+    wait_until(lambda: set(Path("/proc/self/task").iterdir()) <= before)  # one that was joined may show for a moment
     assert len(os.listdir("/proc/self/fd")) == files
 
 

@@ -126,7 +126,7 @@ class FakeRouter:
         self.address = f"{host}:{self.port}"
         self._task = asyncio.ensure_future(self._serve())
 
-    async def wait_beat(self, condition: object = None, timeout_s: float = 30.0) -> Heartbeat:
+    async def wait_beat(self, condition: object = None, timeout_s: float = 60.0) -> Heartbeat:
         """The first beat from now on that fulfils ``condition``."""
         seen, end = len(self.beats), time.monotonic() + timeout_s
         while time.monotonic() < end:

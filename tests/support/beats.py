@@ -54,7 +54,7 @@ class Beater:
         """Send a message, or raw bytes."""
         await self._socket.send(message if isinstance(message, bytes) else msgspec.msgpack.encode(message))
 
-    async def ack(self, timeout_s: float = 30.0) -> Ack:
+    async def ack(self, timeout_s: float = 60.0) -> Ack:
         """The next acknowledgement. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             return msgspec.msgpack.decode(await self._socket.recv(), type=Ack)

@@ -51,11 +51,11 @@ def on(loop: Loop, call: Callable[[], object]) -> None:
             over.set()
 
     loop.post(made)
-    assert over.wait(10)
+    assert over.wait(60)
 
 
 def wait_until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline, "it does not come about"
         time.sleep(0.005)

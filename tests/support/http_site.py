@@ -94,7 +94,7 @@ class Site:
             writer.transport.abort()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 (what is waited for is the server's state, which has no event)
                 await asyncio.sleep(0.005)
 

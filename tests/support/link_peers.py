@@ -19,6 +19,8 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation
 
 HEAD_BYTES = 1 << 14
 """Of a rank in a process of its own, and so of its peer."""
+TIMEOUT_S = 60.0
+"""Of both: that a process was killed shows in its connections."""
 
 
 class PeerProcess:
@@ -60,7 +62,8 @@ class DecodeProcess(PeerProcess):
 
 
 def prefill(link: str, folder: str) -> None:
-    with PrefillRank(transport=link, folder=Path(folder), store_bytes=16 << 20, head_bytes=HEAD_BYTES) as p:
+    with PrefillRank(transport=link, folder=Path(folder), store_bytes=16 << 20, head_bytes=HEAD_BYTES,
+                     timeout_s=TIMEOUT_S) as p:
         p.compute(key(), 0, 2)
         print(*p.place, flush=True)
         time.sleep(120)
@@ -68,7 +71,7 @@ def prefill(link: str, folder: str) -> None:
 
 def decode(link: str, folder: str, address: str, life: str) -> None:
     source = At(HostPort(address), Incarnation(life))
-    with DecodeRank(transport=link, folder=Path(folder), head_bytes=HEAD_BYTES) as d:
+    with DecodeRank(transport=link, folder=Path(folder), head_bytes=HEAD_BYTES, timeout_s=TIMEOUT_S) as d:
         d.want(key(), source, (9, 3, 4, 5, 30, 31))
         d.want(key(2), source, None)
         wait_until(lambda: d.has(key(), 0, 2))

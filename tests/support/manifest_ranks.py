@@ -51,7 +51,7 @@ def key(number: int = 1, generation: int = 1) -> Key:
     return Key(TransferId(f"{number:032x}"), Attempt(1), generation)
 
 
-def wait_until(what: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it does not come about"

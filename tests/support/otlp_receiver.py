@@ -42,7 +42,7 @@ class Receiver:
             for scope in group.scope_spans:
                 self.spans.extend(scope.spans)
 
-    def wait(self, count: int, timeout_s: float = 15.0) -> list[Span]:
+    def wait(self, count: int, timeout_s: float = 60.0) -> list[Span]:
         """Wait until so many spans are there. Blocks."""
         end = time.monotonic() + timeout_s
         while len(self.spans) < count:

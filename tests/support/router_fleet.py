@@ -56,7 +56,7 @@ class Answer:
                        if isinstance(event, dict) and "choices" in event)
 
 
-async def read_answer(reader: asyncio.StreamReader, timeout_s: float = 30.0) -> Answer:
+async def read_answer(reader: asyncio.StreamReader, timeout_s: float = 60.0) -> Answer:
     """Read one response."""
     async with asyncio.timeout(timeout_s):  # a loop that only waits would not let pytest's own timeout through
         return await _read_answer(reader)
@@ -142,7 +142,7 @@ class RouterFleet:
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.router.port))
         return await asyncio.open_connection(sock=sock, limit=buffer)
 
-    async def raw(self, data: bytes, timeout_s: float = 30.0) -> Answer:
+    async def raw(self, data: bytes, timeout_s: float = 60.0) -> Answer:
         """Send bytes on a connection of its own, and read one response."""
         reader, writer = await self.connect()
         try:
@@ -170,7 +170,7 @@ class RouterFleet:
         """A completion."""
         return await self.post("/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 8, **fields})
 
-    async def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    async def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
         """Wait until ``condition`` holds."""
         end = asyncio.get_running_loop().time() + timeout_s
         while not condition():

@@ -28,7 +28,7 @@ PLACE = struct.Struct("<QQQII")
 REQUEST = struct.Struct("<I28sQQQII")
 HEADER = struct.Struct("<IIQ")
 LEFT, FAILED, SILENT, LIED, TAMPERED = 1, 2, 3, 4, 5
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def place(offset: int, size: int, step: int = 0, count: int = 1, zero: int = 0) -> bytes:
@@ -65,9 +65,12 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 class End:
-    """A pool with one session, and all that it has told so far."""
+    """A pool with one session, and all that it has told so far.
 
-    def __init__(self, *, threads: int = 2, quiet: int = 100) -> None:
+    ``quiet``: looks, ten a second, that a peer may be silent: a minute where the test is not about it.
+    """
+
+    def __init__(self, *, threads: int = 2, quiet: int = 600) -> None:
         self.pool = Pool(threads, quiet)
         self.session = self.pool.open()
         self.answers: list[tuple[int, bool]] = []
