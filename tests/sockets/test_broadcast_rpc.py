@@ -246,7 +246,7 @@ def test_what_callers_get_wrong_is_refused_before_anything_is_sent(make: Make, m
     for to in ((), ("9",)):
         with pytest.raises(ValueError, match="workers are 0, 1"):
             group.call("who", to=to)
-    with pytest.raises(TypeError, match="calls do not carry object; buffers are wrapped in Apart"):
+    with pytest.raises(TypeError, match="calls do not carry object; buffers are wrapped in SeparateBuffer"):
         group.call("echo", object())
     monkeypatch.setattr(rpc, "OPEN_MAX", 1)
     group.start("who")

@@ -56,5 +56,5 @@ def test_a_buffer_that_is_not_there_and_a_message_of_the_other_kind_are_refused(
 
 
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="calls do not carry complex; buffers are wrapped in Apart"):
+    with pytest.raises(TypeError, match="calls do not carry complex; buffers are wrapped in SeparateBuffer"):
         calls.pack(Answer(1, 1j))
