@@ -49,7 +49,7 @@ def test_an_oracle_follows_a_rise_at_once_and_a_fall_after_its_hold() -> None:
 def test_two_settings_of_a_rival_are_kept_the_best_that_is_cheap_and_the_best_that_is_dear() -> None:
     runs = [rivals.TuningRun(rival, setting, 0.5 + at, 0.9 - at / 10)
             for rival, settings in rivals.SETTINGS.items() for at, setting in enumerate(settings)]
-    assert rivals.choose(runs)["law"] == rivals.TunedRival((0.3,), (0.5,) if rivals.DEARER >= 1.5 else None)
+    assert rivals.choose(runs)["law"] == rivals.TunedRival((0.5,), (0.8,))
 
 
 def test_a_sudden_load_is_played_beside_the_oracle_and_a_flat_one_from_other_starts() -> None:

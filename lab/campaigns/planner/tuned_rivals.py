@@ -17,14 +17,14 @@ from xpyd_operator.simulation.statics import Point, batch_of, hull
 from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.world import World
 
-QUEUES: Final = (0.5, 1.0, 2.0, 4.0)
-SHARES: Final = (0.15, 0.25, 0.4, 0.65)
+QUEUES: Final = (1.0, 2.0, 4.0, 10.0)
+SHARES: Final = (0.25, 0.5, 0.9, 1.5)
 """HPA's targets: requests of a prefill instance, and shares of the batch with which decode just meets its goal."""
 SETTINGS: Final[dict[str, tuple[tuple[float, ...], ...]]] = {
     "hpa": tuple((queue, share) for queue in QUEUES for share in SHARES),
     "hpa_switch": tuple((queue, share) for queue in QUEUES for share in SHARES),
-    "law": ((0.3,), (0.5,), (0.7,), (0.9,)),
-    "threshold": ((0.25,), (0.4,), (0.6,), (0.8,)),
+    "law": ((0.5,), (0.8,), (1.2,), (2.0,)),
+    "threshold": ((0.4,), (0.8,), (1.6,), (3.0,)),
 }
 DEARER = 1.5
 """Times the planner's hours: what costs more is no setting that anybody compares with."""
