@@ -19,6 +19,7 @@ import tuned_rivals as rivals
 from xpyd_operator.plan.planner.figures import Figures
 from xpyd_operator.simulation.families import shape_of
 from xpyd_operator.simulation.outcome import ControllerLook
+from xpyd_operator.simulation.study import other_starts
 
 campaign = load(Path(judge.__file__).with_name("__main__.py"))
 
@@ -59,7 +60,8 @@ def test_a_sudden_load_is_played_beside_the_oracle_and_a_flat_one_from_other_sta
     assert spike["requests"] > 500
     assert spike["lost_by_oracle"] > 0
     assert spike["oracle"]["hold_s"] in oracle.HOLDS_S
-    assert set(flat["starts"]) == {"fewest", "half", "twice"}
+    assert set(flat["starts"]) == {f"{one}P{other}D" for one, other in other_starts(flat["start"], scenarios.BOUNDS)}
+    assert "1P1D" in flat["starts"]
     assert flat["fixed"] is not None
     assert flat["over_hull"] == pytest.approx(flat["attained"] - flat["fixed"], abs=1e-5)
     found = judge.figures(rows)

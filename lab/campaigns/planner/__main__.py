@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import random
 import sys
@@ -28,13 +27,14 @@ from typing import Any, Final
 
 from onset_oracle import best_oracle, from_another_start
 from planner_figures import figures
-from planner_scenarios import BOUNDS, FAMILIES, STEADY, Scenario, draw_scenario, measured
+from planner_scenarios import BOUNDS, FAMILIES, STEADY, Scenario, draw_scenario, measured, play_planner
 from scenario_plot import picture
 from tuned_rivals import TunedRival, at_equal_hours, choose, tune_on
 
 from xpyd_operator.simulation.controllers import PlannerController
 from xpyd_operator.simulation.outcome import ControllerLook, Pair
 from xpyd_operator.simulation.statics import Statics, hull
+from xpyd_operator.simulation.study import other_starts
 from xpyd_operator.simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,11 +63,10 @@ class CountingPlanner(PlannerController):
 
 def evaluate(scenario: Scenario, tuned: dict[str, TunedRival]) -> dict[str, Any]:
     """One scenario: a row of figures."""
-    trace, model, goals = scenario.trace(), scenario.model(), scenario.goals()
-    statics = Statics(trace, model, goals, BOUNDS, seed=scenario.seed)
+    trace = scenario.trace()
+    statics = Statics(trace, scenario.model(), scenario.goals(), BOUNDS, seed=scenario.seed)
     start = statics.sweep()
-    run = World(trace, model, start, PlannerController(goals, BOUNDS), seed=scenario.seed).play()
-    planner = measured("planner", run, scenario)
+    planner = play_planner(scenario, trace, start)
     fixed = hull(list(statics.points.values()), planner.hours)
     row: dict[str, Any] = scenario._asdict() | {
         "requests": len(trace), "start": start, "attained": planner.attained, "hours": planner.hours,
@@ -76,12 +75,10 @@ def evaluate(scenario: Scenario, tuned: dict[str, TunedRival]) -> dict[str, Any]
         "rivals": at_equal_hours(scenario, trace, start, planner, tuned), "starts": {},
     }
     if scenario.family == "flat":
-        half = (math.ceil(start[0] / 2), math.ceil(start[1] / 2))
-        twice = (min(BOUNDS.prefill[1], 2 * start[0]), min(BOUNDS.decode[1], 2 * start[1]))
-        for name, counts in {"fewest": (1, 1), "half": half, "twice": twice}.items():
-            other = World(trace, model, counts, PlannerController(goals, BOUNDS), seed=scenario.seed).play()
+        for counts in other_starts(start, BOUNDS):
             known = from_another_start(scenario, trace, start, counts)
-            row["starts"][name] = round(measured(name, other, scenario).attained - known.attained, 5)
+            lead = play_planner(scenario, trace, counts).attained - known.attained
+            row["starts"][f"{counts[0]}P{counts[1]}D"] = round(lead, 5)
     if scenario.family not in STEADY:
         best = best_oracle(scenario, trace, start, planner)
         lost = (1 - planner.attained) * len(trace)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from planner_scenarios import Scenario, counts_for, measured
 
 from xpyd_operator.simulation.chance import Chance
+from xpyd_operator.simulation.controllers import ScheduleController
 from xpyd_operator.simulation.families import Rate, rate_over_time, shape_of
 from xpyd_operator.simulation.outcome import ControllerLook, Pair
 from xpyd_operator.simulation.statics import SAME, Point
@@ -69,5 +70,5 @@ def best_oracle(scenario: Scenario, trace: Trace, start: Pair, planner: Point) -
 
 def from_another_start(scenario: Scenario, trace: Trace, counts: Pair, start: Pair) -> Point:
     """Counts that it takes, asked for at once from ``start`` on."""
-    oracle = OnsetOracle(lambda _: 0.0, {0.0: counts}, 0.0)
-    return measured("oracle", World(trace, scenario.model(), start, oracle, seed=scenario.seed).play(), scenario)
+    at_once = ScheduleController([(0.0, counts)], OnsetOracle.interval_s)
+    return measured("oracle", World(trace, scenario.model(), start, at_once, seed=scenario.seed).play(), scenario)

@@ -9,16 +9,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from xpyd_operator.plan.planner.figures import Bounds, Goals
+from xpyd_operator.simulation import study
 from xpyd_operator.simulation.engine import EngineModel
-from xpyd_operator.simulation.families import DEFAULTS, make_trace
+from xpyd_operator.simulation.families import DEFAULTS, make_trace, shape_of
 from xpyd_operator.simulation.hardware import preset
 from xpyd_operator.simulation.outcome import Pair, Run
 from xpyd_operator.simulation.statics import Point, Statics, load, point
 from xpyd_operator.simulation.trace import Trace
 
-FAMILIES: Final = ("flat", "agents", "diurnal", "ramp", "step", "mix", "spike", "quiet", "onoff", "square")
 STEADY: Final = ("flat", "agents", "diurnal", "ramp", "step", "mix")
 """What a planner can see coming: held against fixed counts at equal hours. The others rise at once, and fall again."""
+FAMILIES: Final = (*STEADY, "spike", "quiet", "onoff", "square")
 TTFT_S, TPOT_S = 3.0, 0.06
 BOUNDS = Bounds((1, 24), (1, 24))
 ENGINES: Final = {"h200-32b": 1, "h200-70b-fp8": 1, "h200-8b": 3}
@@ -87,9 +88,9 @@ def fewest_pair(scenario: Scenario, trace: Trace) -> Pair:
 
 def counts_for(scenario: Scenario, rate: float) -> Pair:
     """The cheapest counts that attain what more of them would, within 0.2 points, where ``rate`` requests a second come."""
-    shape = dict(pair.split("=") for pair in scenario.traffic.partition(":")[2].split(","))
+    _, shape = shape_of(scenario.traffic)
     hours = min(0.5, FLAT / rate / 3600)
-    alike = ",".join(f"{key}={shape[key]}" for key in ("prompt", "output", "spread"))
+    alike = f"prompt={shape.prompt},output={shape.output},spread={shape.spread}"
     trace = make_trace(f"flat:rate={rate},times=1,hours={hours},{alike}", scenario.seed)
     statics = Statics(trace, scenario.model(), scenario.goals(), BOUNDS)
     statics.sweep()
@@ -101,6 +102,12 @@ def counts_for(scenario: Scenario, rate: float) -> Pair:
 def measured(name: str, run: Run, scenario: Scenario) -> Point:
     """A run as a point of hours and attainment."""
     return point(name, run, scenario.goals())
+
+
+def play_planner(scenario: Scenario, trace: Trace, start: Pair) -> Point:
+    """What the planner attains and costs from these counts on."""
+    run, _ = study.play_planner(trace, scenario.model(), scenario.goals(), BOUNDS, start, seed=scenario.seed)
+    return measured("planner", run, scenario)
 
 
 def _even_by_logarithm(draw: random.Random, least: float, most: float) -> int:

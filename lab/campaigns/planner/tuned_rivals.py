@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from planner_scenarios import BOUNDS, TPOT_S, Scenario, fewest_pair, measured
+from planner_scenarios import BOUNDS, TPOT_S, Scenario, fewest_pair, measured, play_planner
 
 from xpyd_operator.plan.planner.figures import Goals
-from xpyd_operator.simulation.controllers import ControlLaw, Hpa, LoadThreshold, PlannerController
+from xpyd_operator.simulation.controllers import ControlLaw, Hpa, LoadThreshold
 from xpyd_operator.simulation.outcome import Controller, Pair
 from xpyd_operator.simulation.statics import Point, batch_of, hull
 from xpyd_operator.simulation.trace import Trace
@@ -19,10 +19,11 @@ from xpyd_operator.simulation.world import World
 
 QUEUES: Final = (1.0, 2.0, 4.0, 10.0)
 SHARES: Final = (0.25, 0.5, 0.9, 1.5)
+HPA: Final = tuple((queue, share) for queue in QUEUES for share in SHARES)
 """HPA's targets: requests of a prefill instance, and shares of the batch with which decode just meets its goal."""
 SETTINGS: Final[dict[str, tuple[tuple[float, ...], ...]]] = {
-    "hpa": tuple((queue, share) for queue in QUEUES for share in SHARES),
-    "hpa_switch": tuple((queue, share) for queue in QUEUES for share in SHARES),
+    "hpa": HPA,
+    "hpa_switch": HPA,
     "law": ((0.5,), (0.8,), (1.2,), (2.0,)),
     "threshold": ((0.4,), (0.8,), (1.6,), (3.0,)),
 }
@@ -66,8 +67,7 @@ def tune_on(scenario: Scenario) -> list[TuningRun]:
     """All settings of all rivals on one scenario."""
     trace = scenario.trace()
     start = fewest_pair(scenario, trace)
-    planner = measured("planner", World(trace, scenario.model(), start, PlannerController(scenario.goals(), BOUNDS),
-                                        seed=scenario.seed).play(), scenario)
+    planner = play_planner(scenario, trace, start)
     found = []
     for rival, settings in SETTINGS.items():
         for setting in settings:

@@ -91,7 +91,7 @@ def study(
     tell("planner")
     run, controller = play_planner(trace, engines, goals, bounds, start, rules=rules, seed=seed)
     starts = []
-    for each in _starts(start, bounds):
+    for each in other_starts(start, bounds):
         tell(f"planner from {each[0]}P{each[1]}D")
         other, _ = play_planner(trace, engines, goals, bounds, each, rules=rules, seed=seed)
         starts.append(point(f"from {each[0]}P{each[1]}D", other, goals))
@@ -136,7 +136,7 @@ def study(
     )
 
 
-def _starts(start: Pair, bounds: Bounds) -> list[Pair]:
+def other_starts(start: Pair, bounds: Bounds) -> list[Pair]:
     """The fewest, half of ``start``, and twice as many, within the bounds and each once."""
     least = (bounds.prefill[0], bounds.decode[0])
     wanted = [least, (math.ceil(start[0] / 2), math.ceil(start[1] / 2)), (2 * start[0], 2 * start[1])]
